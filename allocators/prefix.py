@@ -1,0 +1,22 @@
+"""Paged blocks with automatic prefix sharing, found by a chained hash and compared token by token.  The default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.hookspecs import Register, hookimpl
+from ..core.policy import AllocatorContext
+from .sharing.allocator import SharingAllocator
+from .sharing.chain import ChainLookup, HashBlock, hash_block
+
+
+class PrefixAllocator(SharingAllocator):
+    """``hasher`` may be anything, even a constant: it decides how fast a block is found, never which."""
+
+    def __init__(self, options: Any, context: AllocatorContext, hasher: HashBlock = hash_block) -> None:
+        super().__init__(ChainLookup(context.block_size, hasher), context)
+
+
+@hookimpl
+def register_allocators(register: Register) -> None:
+    register("prefix", PrefixAllocator)

@@ -1,0 +1,186 @@
+"""Finds plugins by name and checks each completely when it registers, so that no shape error is left for run time.
+
+A name in ``plugins.toml`` is a built-in (a module of that name in the slot's folder), ``package.module:Class``, or an
+entry point in the group ``mainspring``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pluggy
+import structlog
+
+from . import hookspecs
+from .config import check_options
+from .errors import ConfigError, MainspringError, PluginError, nearest
+from .policy import API_LEVELS, Allocator, Executor, Sampler, SchedulerPolicy
+
+log = structlog.get_logger("mainspring.plugins")
+ROOT = __name__.rpartition(".core.")[0]
+
+
+class Slot(NamedTuple):
+    """Where a slot's built-ins live, its registration hook, and the contract its factories meet."""
+
+    folder: str
+    hook: str
+    contract: type | None = None
+
+
+SLOTS = {
+    "host": Slot("schedulers.host", "register_hosts"),
+    "scheduler": Slot("schedulers", "register_schedulers", SchedulerPolicy),
+    "wrapper": Slot("schedulers.wrappers", "register_wrappers"),
+    "allocator": Slot("allocators", "register_allocators", Allocator),
+    "sampler": Slot("samplers", "register_samplers", Sampler),
+    "executor": Slot("plugins.executors", "register_executors", Executor),
+    "gateway": Slot("plugins.gateways", "register_gateways"),
+    "command": Slot("plugins.cli", "register_commands"),
+}
+
+
+class PluginInfo(NamedTuple):
+    """One registered plugin.  ``origin`` is the distribution or module it came from."""
+
+    slot: str
+    name: str
+    factory: Any
+    options: type | None
+    origin: str
+    version: str
+
+
+class Registry:
+    """All plugins known so far; loading is lazy, so an installed plugin that nobody selected cannot break a start."""
+
+    def __init__(self) -> None:
+        self.plugins: dict[tuple[str, str], PluginInfo] = {}
+        self.manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self.manager.add_hookspecs(hookspecs)
+        self._origin = ("", "")
+        for slot, (_, hook, _) in SLOTS.items():
+            getattr(self.manager.hook, hook).call_historic(kwargs={"register": self._register(slot)})
+
+    def _register(self, slot: str) -> hookspecs.Register:
+        def register(name: str, factory: Any, options: type | None = None) -> None:
+            origin, version = self._origin
+            where = f"{slot} {name!r} from {origin} {version}".rstrip()
+            if (known := self.plugins.get((slot, name))) is not None and known.factory is not factory:
+                raise PluginError(f"{where}: the name is taken by {known.origin} {known.version}".rstrip())
+            verify(where, SLOTS[slot].contract, factory)
+            self.plugins[slot, name] = PluginInfo(slot, name, factory, options, origin, version)
+
+        return register
+
+    def add(self, module: Any, origin: str, version: str = "") -> None:
+        """Register ``module`` (anything with hookimpls).  Raises PluginError naming the plugin and the misfit."""
+        if self.manager.is_registered(module):
+            return
+        self._origin = origin, version
+        try:
+            self.manager.register(module)
+            self.manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            raise PluginError(f"{origin}: {error}") from error
+
+    def resolve(self, slot: str, use: str) -> PluginInfo:
+        """The plugin called ``use``.  Raises ConfigError (no such name) or PluginError (selected, but broken)."""
+        if ":" in use:
+            self._from_path(slot, use)
+        else:
+            self._from_folder(slot, use)
+            self._from_entry_points({use})
+            if (slot, use) not in self.plugins:
+                known = [info.name for info in self.available(slot)]
+                if use not in known:
+                    raise ConfigError(f"{slot}.use = {use!r}: there is no such {slot}{nearest(use, known)}")
+        return self.plugins[slot, use]
+
+    def make(
+        self, slot: str, use: str, options: Mapping[str, Any], *arguments: Any, where: str = "plugins.toml"
+    ) -> Any:
+        """Build the plugin ``use`` from checked ``options`` and the slot's own arguments."""
+        info = self.resolve(slot, use)
+        return info.factory(check_options(options, info.options, f"{slot}.options", where), *arguments)
+
+    def available(self, slot: str) -> list[PluginInfo]:
+        """Everything that could fill ``slot``; what cannot be loaded is logged and left out."""
+        folder = importlib.import_module(f"{ROOT}.{SLOTS[slot].folder}")
+        for module in pkgutil.iter_modules(folder.__path__):
+            if not module.ispkg:
+                try:
+                    self._from_folder(slot, module.name)
+                except PluginError as error:
+                    log.warning("plugin_ignored", plugin=module.name, origin=ROOT, reason=str(error))
+        self._from_entry_points(None)
+        return sorted((info for key, info in self.plugins.items() if key[0] == slot), key=lambda info: info.name)
+
+    def _from_path(self, slot: str, use: str) -> None:
+        module_name, _, attribute = use.partition(":")
+        try:
+            factory = getattr(importlib.import_module(module_name), attribute)
+        except Exception as error:
+            raise PluginError(f"{slot}.use = {use!r}: cannot be loaded: {type(error).__name__}: {error}") from error
+        self._origin = module_name, ""
+        self._register(slot)(use, factory, getattr(factory, "Options", None))
+
+    def _from_folder(self, slot: str, name: str) -> None:
+        path = f"{ROOT}.{SLOTS[slot].folder}.{name}"
+        if not name.isidentifier() or importlib.util.find_spec(path) is None:
+            return
+        try:
+            self.add(importlib.import_module(path), ROOT)
+        except ImportError as error:
+            raise PluginError(f"{slot} {name!r} cannot be imported: {error}") from error
+
+    def _from_entry_points(self, names: set[str] | None) -> None:
+        """Load entry points: the named ones must load, of all others (``None``) a broken one is only logged."""
+        for point in importlib.metadata.entry_points(group=hookspecs.PROJECT):
+            if names is not None and point.name not in names:
+                continue
+            origin = point.dist.name if point.dist else point.value
+            try:
+                self.add(point.load(), origin, point.dist.version if point.dist else "")
+            except (Exception, SystemExit) as error:
+                if names is not None:
+                    if isinstance(error, MainspringError):
+                        raise
+                    raise PluginError(f"plugin {point.name!r} of {origin}: {type(error).__name__}: {error}") from error
+                log.warning("plugin_ignored", plugin=point.name, origin=origin, reason=str(error))
+
+
+def verify(where: str, contract: type | None, factory: Any) -> None:
+    """Check a factory against its contract: API level, every member present, every method callable as promised."""
+    if not callable(factory):
+        raise PluginError(f"{where}: {factory!r} is not a class or function")
+    if contract is None:
+        return
+    level = getattr(factory, "api_level", None)
+    if contract is not Executor and level not in API_LEVELS:
+        raise PluginError(f"{where}: has api_level {level!r}, this kernel runs {sorted(API_LEVELS)}")
+    if contract is SchedulerPolicy and not (inspect.isclass(factory) and issubclass(factory, SchedulerPolicy)):
+        raise PluginError(f"{where}: must be a subclass of core.policy.SchedulerPolicy")
+    hooks = [name for name, value in vars(contract).items() if inspect.isfunction(value) and name[0] != "_"]
+    for hook in hooks:
+        method = getattr(factory, hook, None)
+        wanted = list(inspect.signature(getattr(contract, hook)).parameters)
+        if not callable(method):
+            raise PluginError(f"{where}: lacks {hook}({', '.join(wanted)})")
+        try:
+            inspect.signature(method).bind(*wanted)
+        except TypeError as error:
+            raise PluginError(f"{where}: {hook} must take ({', '.join(wanted)}): {error}") from error
+    if contract is SchedulerPolicy:
+        for name, value in vars(factory).items():
+            if inspect.isfunction(value) and name[0] != "_" and name not in hooks:
+                close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.8)
+                if close:
+                    raise PluginError(f"{where}: {name} is not a hook; did you mean {close[0]!r}?")

@@ -1,0 +1,1 @@
+"""Everything at the edge: executors, models, text, gateways, the command line, the simulator."""

@@ -1,0 +1,194 @@
+"""The composition root: configuration in, a running engine out.  The library, the server and the command line use it.
+
+``Engine`` is asynchronous; ``SyncEngine`` is the same behind blocking calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import anyio.from_thread
+import msgspec
+
+from ..core.clock import MonotonicClock
+from ..core.edge import Edge, ExecutorEdge
+from ..core.kernel import Kernel
+from ..core.messages import Finish, FinishReason, Usage
+from ..core.policy import Executor
+from ..core.registry import Registry
+from .config_file import load
+from .executors.thread import ExecutorThread
+from .folders import journal_folder
+from .journal import Journal
+from .schema import GenerateRequest, parse
+from .settings import Config
+from .text.edge import TextEdge
+from .text.events import Accepted, Delta, Ended, TextEvent
+from .wire.llm_v1_frames import timing_ms
+
+
+# Read by OpenMP when torch is first imported, which is after this module.  Threads that spin while they wait starve each
+# other, and the event loop, as soon as anything else runs on the machine; sleeping ones cost a few microseconds.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+class Result(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One finished request.  ``timing`` in ms; ``error`` holds code, message and param of a refusal or failure."""
+
+    rid: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    timing: dict[str, float]
+    stop: str | int | None = None
+    error: dict[str, Any] | None = None
+
+
+class Engine:
+    """``async with Engine() as engine: result = await engine.generate({"prompt": "Hi", "max_tokens": 8})``.
+
+    Requests are mappings in the one schema of ``plugins.schema`` (or a ``GenerateRequest``).
+    """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        overrides: Iterable[str] = (),
+        gateways: bool = False,
+        make_executor: Callable[[], Executor] | None = None,
+        text: TextEdge | None = None,
+        registry: Registry | None = None,
+        progress: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        """``config`` None: the defaults with ``overrides`` (``key=value``).  ``gateways`` starts the configured ones
+        (their addresses are taken here); ``make_executor`` and ``text`` replace the configured executor and text edge.
+        """
+        self.config = config or load(None, overrides).config
+        self.registry = registry or Registry()
+        self.text = text or TextEdge(self.config)
+        settings = self.config.journal
+        self.journal = Journal(settings.size, journal_folder(settings), settings.max_bytes, settings.prompts)
+        self.gateways: list[Any] = []
+        if gateways:
+            for name in self.config.gateways:
+                gateway = self.registry.make("gateway", name, {}, self.config, self.text)
+                gateway.bind()
+                self.gateways.append(gateway)
+        edges: list[Edge] = [self.text, *self.gateways]
+
+        def executor(kernel: Kernel) -> ExecutorEdge:
+            name, options = self.config.executor.use, self.config.executor.options
+            made = make_executor() if make_executor else self.registry.make("executor", name, options, self.config)
+            return ExecutorThread(made, kernel.post_threadsafe, kernel.now)
+
+        taps = [self.journal.record]
+        if self.registry.manager.hook.observe.get_hookimpls():
+            taps.append(lambda message, now: self.registry.manager.hook.observe(message=message, now=now))
+        self.kernel = Kernel(self.config, self.registry, MonotonicClock(), executor, edges, taps, progress)
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._stack.callback(self.journal.close)
+        try:
+            await self._stack.enter_async_context(self.kernel.running())
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, traceback)
+
+    async def stream(self, request: Mapping[str, Any] | GenerateRequest) -> AsyncGenerator[TextEvent, None]:
+        """``Accepted``, ``Delta``... and the one ``Ended``.  Leaving early cancels.  Raises ClientError for a request
+        that does not fit the schema; a refusal by the engine arrives as ``Ended`` with ``finish.failure``."""
+        checked = self._check(request)
+        events: asyncio.Queue[TextEvent] = asyncio.Queue()
+        rid = self.text.open(checked, events.put_nowait)
+        try:
+            while True:
+                event = await events.get()
+                yield event
+                if isinstance(event, Ended):
+                    return
+        finally:
+            self.text.cancel(rid)
+
+    async def generate(self, request: Mapping[str, Any] | GenerateRequest) -> Result:
+        """Run one request to its end.  Raises ClientError like ``stream``."""
+        text: list[str] = []
+        token_ids: list[int] = []
+        async for event in self.stream(request):
+            if isinstance(event, Delta | Ended):
+                text.append(event.text)
+                token_ids += event.token_ids
+            if isinstance(event, Ended):
+                return result(event.rid, "".join(text), token_ids, event.finish)
+        raise AssertionError("a stream ends with Ended")
+
+    async def drain(self) -> None:
+        """Refuse what comes, let what runs finish within ``server.drain_s``."""
+        await self.kernel.drain(self.config.server.drain_s)
+
+    def _check(self, request: Mapping[str, Any] | GenerateRequest) -> GenerateRequest:
+        actors = self.kernel.actors
+        known = actors.sampler.parameters if actors else frozenset[str]()
+        return request if isinstance(request, GenerateRequest) else parse(request, known)
+
+
+def result(rid: str, text: str, token_ids: Iterable[int], finish: Finish) -> Result:
+    """The plain record of an ended request."""
+    failure = msgspec.structs.asdict(finish.failure) if finish.failure else None
+    timing = timing_ms(finish.timing)
+    return Result(rid, text, tuple(token_ids), finish.reason, finish.usage, timing, finish.stop, failure)
+
+
+class SyncEngine:
+    """``with SyncEngine() as engine: print(engine.generate({"prompt": "Hi"}).text)``; safe from several threads."""
+
+    def __init__(self, config: Config | None = None, **options: Any) -> None:
+        """Arguments as for ``Engine``."""
+        self._config, self._options = config, options
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        portal = self._stack.enter_context(anyio.from_thread.start_blocking_portal("asyncio"))
+        self._portal = portal
+        self._engine = portal.call(lambda: Engine(self._config, **self._options))
+        self._stack.enter_context(portal.wrap_async_context_manager(self._engine))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return self._stack.__exit__(kind, error, traceback)
+
+    def generate(self, request: Mapping[str, Any] | GenerateRequest) -> Result:
+        """Like ``Engine.generate``."""
+        ended: Result = self._portal.call(self._engine.generate, request)
+        return ended
+
+    def stream(self, request: Mapping[str, Any] | GenerateRequest) -> Iterator[TextEvent]:
+        """Like ``Engine.stream``; closing the iterator cancels."""
+        events = self._engine.stream(request)
+
+        async def following() -> TextEvent | None:
+            return await anext(events, None)
+
+        try:
+            while (event := self._portal.call(following)) is not None:
+                yield event
+        finally:
+            self._portal.call(events.aclose)
+
+
+__all__ = ["Accepted", "Delta", "Ended", "Engine", "Result", "SyncEngine", "TextEvent"]

@@ -1,0 +1,121 @@
+"""The ledger of an executor's memory: what weights, workspace and the KV pool take, and how many blocks that leaves.
+
+Sizes that do not fit are an error with the needed and the available size and the option to change (E-14).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..settings import Config
+from ...core.errors import ConfigError
+
+GIB = 2**30
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": GIB, "tib": 2**40}
+DEFAULT_BUDGET = 4 * GIB
+#: Interpreter, torch and allocator slack of an idle process, as measured with torch 2.13 on Linux.
+OVERHEAD = 256 * 2**20
+
+
+def kv_bytes(num_layers: int, num_kv_heads: int, head_dim: int, num_tokens: int, element_bytes: int) -> int:
+    """Bytes of the keys and values of ``num_tokens``."""
+    return num_layers * 2 * num_kv_heads * head_dim * num_tokens * element_bytes
+
+
+def show(num_bytes: int) -> str:
+    """``8589934592`` -> ``8.00 GiB``; below one GiB in MiB."""
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.2f} MiB"
+
+
+def parse(text: str, key: str = "executor.memory") -> int:
+    """``4GiB``, ``512 MiB`` or a number of bytes -> bytes.  Raises ConfigError naming ``key``."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].lower() not in _UNITS or float(match[1]) <= 0:
+        raise ConfigError(f"{key} = {text!r}: expected a size such as '4GiB', '512MiB' or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory this process may still take: the least of what the machine and the process's cgroups have free."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        for line in (proc / "meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass  # not Linux: the size of the machine is the best bound there is
+    for limit, used in _cgroup_files(proc, cgroup):
+        try:
+            free = min(free, max(0, int(limit.read_text()) - int(used.read_text())))
+        except (OSError, ValueError):
+            continue  # absent, or "max": no limit at this level
+    return free
+
+
+def _cgroup_files(proc: Path, cgroup: Path) -> list[tuple[Path, Path]]:
+    """(limit, use) of every cgroup above this process, version 2 and 1."""
+    try:
+        own = [line.split(":", 2)[2] for line in (proc / "self/cgroup").read_text().splitlines()]
+    except (OSError, IndexError):
+        own = []
+    folders = [cgroup, *(cgroup / part.lstrip("/") for part in own)]
+    for folder in list(folders):
+        folders += [parent for parent in folder.parents if cgroup in parent.parents]
+    pairs = [(folder / "memory.max", folder / "memory.current") for folder in folders]
+    return [*pairs, (cgroup / "memory/memory.limit_in_bytes", cgroup / "memory/memory.usage_in_bytes")]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Bytes by column, and the pool they pay for."""
+
+    weights: int
+    workspace: int
+    kv: int
+    overhead: int
+    num_blocks: int
+
+    def columns(self) -> dict[str, int]:
+        """The four columns by name."""
+        return {"weights": self.weights, "workspace": self.workspace, "kv": self.kv, "overhead": self.overhead}
+
+    def describe(self) -> str:
+        """One line for people."""
+        parts = ", ".join(f"{name} {show(size)}" for name, size in self.columns().items())
+        return f"{parts}; {self.num_blocks} KV blocks"
+
+
+def plan(config: Config, weights: int, workspace: int, block_bytes: int, max_context: int, available: int) -> Ledger:
+    """Decide the number of KV blocks.
+
+    ``executor.memory`` bounds weights + workspace + KV; "auto" is the smaller of 4 GiB and a quarter of ``available``.
+    ``allocator.num_blocks`` overrides the number, but not the memory there is.  No more blocks are made than
+    ``scheduler.max_running`` requests of ``max_context`` tokens can fill.  Raises ConfigError with sizes.
+    """
+    asked, block_size = config.executor.memory, config.allocator.block_size
+    if asked == "auto":
+        budget, origin = min(DEFAULT_BUDGET, available // 4), "a quarter of the free memory, at most 4 GiB"
+    else:
+        budget, origin = parse(asked), "executor.memory"
+    fixed = weights + workspace
+    if num_blocks := config.allocator.num_blocks:
+        need, option, budget, origin = fixed + num_blocks * block_bytes, "allocator.num_blocks", available, "free"
+    else:
+        useful = config.scheduler.max_running * -(-max_context // block_size)
+        num_blocks = min(max(0, budget - fixed) // block_bytes, useful)
+        need, option = fixed + max(1, num_blocks) * block_bytes, "executor.memory"
+    ledger = Ledger(weights, workspace, num_blocks * block_bytes, OVERHEAD, num_blocks)
+    if need > budget:
+        raise ConfigError(
+            f"{option} = {asked if option == 'executor.memory' else num_blocks!r}: "
+            f"weights {show(weights)}, workspace {show(workspace)} and {max(1, num_blocks)} KV block(s) of "
+            f"{show(block_bytes)} need {show(need)}; available are {show(budget)} ({origin}); change {option}"
+        )
+    if need > available:
+        raise ConfigError(
+            f"{option}: {show(need)} are needed and {show(available)} are free on this machine; lower {option}"
+        )
+    return ledger

@@ -1,0 +1,153 @@
+"""The reference backend: every operator in the most readable torch, one sequence at a time, with explicit scores.
+
+It is what the other backends are compared with, and it runs on the ``meta`` device too, where shapes are computed and
+nothing is stored.  Slow by design.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from ..models.llama import Trace
+from .batch import StepBatch
+from .ops import HeadShape, KVShape
+
+
+@dataclass(frozen=True, slots=True)
+class PlainBatch:
+    """A step on the device.  ``rows`` are (first token, token count, context length, slots of the context)."""
+
+    ids: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    slots: torch.Tensor
+    rows: tuple[tuple[int, int, int, torch.Tensor], ...]
+    logits_rows: torch.Tensor | None
+
+
+def rotary_frequencies(heads: HeadShape) -> torch.Tensor:
+    """Radians per position of each pair of dimensions: ``[head_dim / 2]`` float32."""
+    exponents = torch.arange(0, heads.head_dim, 2, dtype=torch.int64).float() / heads.head_dim
+    return 1.0 / (heads.rope_theta**exponents)
+
+
+class PlainOps:
+    """Implements ``Ops``; see there for each operator's contract."""
+
+    def __init__(
+        self,
+        heads: HeadShape,
+        kv: KVShape,
+        dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        trace: Trace | None = None,
+    ) -> None:
+        self.heads, self.kv_shape, self.dtype, self.device, self.trace = heads, kv, dtype, device, trace
+        pool = (kv.num_layers, kv.num_slots, kv.num_kv_heads, kv.head_dim)
+        self.keys = torch.zeros(pool, dtype=kv_dtype, device=device)
+        self.values = torch.zeros(pool, dtype=kv_dtype, device=device)
+        self.frequencies = rotary_frequencies(heads)
+        self._weight_bytes = 0
+
+    def weight_bytes(self) -> int:
+        return self._weight_bytes
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        kept = weight.to(self.device, self.dtype)
+        self._weight_bytes += kept.nbytes
+        return kept
+
+    table = pack
+    vector = pack
+
+    def prepare(self, batch: StepBatch) -> PlainBatch:
+        size = self.kv_shape.block_size
+        angles = torch.from_numpy(batch.positions).float()[:, None] * self.frequencies
+        rows = []
+        for row in range(len(batch.context_lens)):
+            first, after, length = int(batch.cu_seqlens[row]), int(batch.cu_seqlens[row + 1]), batch.context_lens[row]
+            table = torch.from_numpy(batch.block_tables[row]).long()
+            slots = (table[:, None] * size + torch.arange(size)).flatten()[: int(length)]
+            rows.append((first, after - first, int(length), slots.to(self.device)))
+        return PlainBatch(
+            ids=torch.from_numpy(batch.ids).long().to(self.device),
+            cos=angles.cos().to(self.device, self.dtype),
+            sin=angles.sin().to(self.device, self.dtype),
+            slots=torch.from_numpy(batch.slot_mapping[batch.slot_mapping >= 0]).long().to(self.device),
+            rows=tuple(rows),
+            logits_rows=torch.from_numpy(batch.logits_rows).long().to(self.device) if batch.logits_rows.size else None,
+        )
+
+    def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
+        size = self.kv_shape.block_size
+        for source, target in copies:
+            for pool in (self.keys, self.values):
+                pool[:, target * size : (target + 1) * size] = pool[:, source * size : (source + 1) * size]
+
+    def embed(self, table: torch.Tensor, batch: PlainBatch) -> torch.Tensor:
+        return functional.embedding(batch.ids, table)
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is not None:
+            x = x + residual
+        wide = x.float()
+        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * (wide * scale).to(self.dtype), x
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, weight)
+
+    def rope_and_write(self, qkv: torch.Tensor, layer: int, batch: PlainBatch) -> torch.Tensor:
+        heads, dim = self.heads, self.heads.head_dim
+        widths = [heads.num_heads * dim, heads.num_kv_heads * dim, heads.num_kv_heads * dim]
+        q, k, v = (part.reshape(len(qkv), -1, dim) for part in torch.split(qkv, widths, dim=-1))
+        q, k = self._rotate(q, batch), self._rotate(k, batch)
+        written = len(batch.slots)  # dummy rows lie behind the real ones and have no slots
+        self.keys[layer].index_copy_(0, batch.slots, k[:written].to(self.keys.dtype))
+        self.values[layer].index_copy_(0, batch.slots, v[:written].to(self.values.dtype))
+        for name, value in zip("qkv", (q, k, v), strict=True):
+            self._see(name, value if name == "q" else value[:written])
+        return q
+
+    def _rotate(self, x: torch.Tensor, batch: PlainBatch) -> torch.Tensor:
+        first, second = x.chunk(2, dim=-1)
+        cos, sin = batch.cos[:, None], batch.sin[:, None]
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+    def attention(self, q: torch.Tensor, layer: int, batch: PlainBatch) -> torch.Tensor:
+        group = self.heads.num_heads // self.heads.num_kv_heads
+        out = torch.zeros_like(q)
+        for first, count, length, slots in batch.rows:
+            if not length:
+                continue
+            keys = self.keys[layer].index_select(0, slots).to(self.dtype).repeat_interleave(group, 1)
+            values = self.values[layer].index_select(0, slots).to(self.dtype).repeat_interleave(group, 1)
+            mine = q[first : first + count].transpose(0, 1)
+            scores = mine @ keys.permute(1, 2, 0) / math.sqrt(self.heads.head_dim)
+            later = torch.ones(count, length, dtype=torch.bool, device=self.device).triu(length - count + 1)
+            scores = scores.masked_fill(later, -math.inf)
+            self._see("scores", scores)
+            weights = scores.float().softmax(-1).to(self.dtype)
+            out[first : first + count] = (weights @ values.transpose(0, 1)).transpose(0, 1)
+        return out.reshape(len(q), -1)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    def select(self, x: torch.Tensor, batch: PlainBatch) -> torch.Tensor:
+        return x if batch.logits_rows is None else x.index_select(0, batch.logits_rows)
+
+    def logits(self, x: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, head).float()
+
+    def _see(self, name: str, value: torch.Tensor) -> None:
+        if self.trace:
+            self.trace(name, value)

@@ -1,0 +1,96 @@
+"""The executor's own thread: steps in by a queue, results out by a post into the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import anyio.to_thread
+import structlog
+
+from ...core.messages import Down, Message, StepLaunch
+from ...core.policy import Executor, ExecutorInfo, SampleOutput
+
+log = structlog.get_logger("mainspring.executor")
+CLOSE_TIMEOUT_S = 10.0
+
+
+class ExecutorThread:
+    """Implements ``core.edge.ExecutorEdge`` over a ``core.policy.Executor``."""
+
+    def __init__(self, executor: Executor, post: Callable[[Message], None], now: Callable[[], float]) -> None:
+        """``post`` must be safe to call from this thread; ``now`` gives clock seconds."""
+        self.executor = executor
+        self._post, self._now = post, now
+        self._sample: Callable[[Any, Any], SampleOutput] | None = None
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._launched: deque[float] = deque()  # of each step without a result, oldest first
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._loop, name="mainspring-executor", daemon=True)
+        self._thread.start()
+
+    async def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
+        loop = asyncio.get_running_loop()
+        loaded: asyncio.Future[ExecutorInfo] = loop.create_future()
+
+        def settle(result: ExecutorInfo | BaseException) -> None:
+            if loaded.cancelled():
+                return
+            if isinstance(result, BaseException):
+                loaded.set_exception(result)
+            else:
+                loaded.set_result(result)
+
+        def work() -> None:
+            try:
+                result: ExecutorInfo | BaseException = self.executor.load(progress)
+            except BaseException as error:  # noqa: BLE001 - handed to whoever awaits the load
+                result = error
+            loop.call_soon_threadsafe(settle, result)
+
+        self._inbox.put(work)
+        return await loaded
+
+    def serve(self, sample: Callable[[Any, Any], SampleOutput]) -> None:
+        self._sample = sample
+
+    def deliver(self, message: Message) -> None:
+        assert isinstance(message, StepLaunch)
+        if message.rows:
+            self._launched.append(self._now())
+        self._inbox.put(lambda: self._step(message))
+
+    def stalled_for(self) -> float:
+        return self._now() - self._launched[0] if self._launched else 0.0
+
+    def abandon(self) -> None:
+        self._abandoned = True
+        self._inbox.put(None)
+
+    async def close(self) -> None:
+        self._inbox.put(None)
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._thread.join, CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            log.error("executor_left_behind")
+
+    def _loop(self) -> None:
+        while (task := self._inbox.get()) is not None and not self._abandoned:
+            task()
+        self.executor.close()
+
+    def _step(self, launch: StepLaunch) -> None:
+        assert self._sample is not None
+        try:
+            result: Message = self.executor.execute(launch, self._sample)
+        except Exception as error:
+            log.exception("step_failed", step=launch.step)
+            result = Down("executor", f"{type(error).__name__}: {error}", launch.step)
+        if launch.rows:
+            self._launched.popleft()
+        if not self._abandoned and (launch.rows or isinstance(result, Down)):
+            self._post(result)

@@ -1,0 +1,1 @@
+"""Gateways: the edges that clients connect to."""

@@ -1,0 +1,82 @@
+"""What every kind of model file looks like to the rest: a configuration, and tensors by canonical name.
+
+``open_checkpoint`` decides by what lies at the path.  Everything that can be refused is refused here, before any
+weight is read: a wrong place, an unknown architecture, a missing, surplus or misshapen tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ...core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from .config import LlamaConfig
+
+
+class Checkpoint(Protocol):
+    """An opened model file or folder.  Tensor names are those of Hugging Face folders."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def config(self) -> LlamaConfig: ...
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold the weights."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every tensor the files hold."""
+
+    @property
+    def format(self) -> str:
+        """What the weights are stored as, for people and for the name of the cache."""
+
+    @property
+    def needs_conversion(self) -> bool:
+        """Whether reading is expensive enough to keep the result."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, rows first, float32 or as stored.  May be a read-only view of the file."""
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open ``path``: "" is the embedded default, else a GGUF file or a Hugging Face folder.  Raises ConfigError."""
+    from .embedded import default_model_path
+    from .gguf import GgufCheckpoint
+    from .hf import FolderCheckpoint
+
+    place = default_model_path() if str(path) == "" else Path(path).expanduser()
+    if not place.exists():
+        raise ConfigError(f"model.path = {str(path)!r}: there is no such file or folder")
+    if place.is_dir():
+        found = sorted(place.glob("*.gguf"))
+        if len(found) == 1 and not (place / "config.json").exists():
+            return GgufCheckpoint(found[0])
+        return FolderCheckpoint(place)
+    return GgufCheckpoint(place)
+
+
+def check_tensors(config: LlamaConfig, found: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Every expected tensor is there in its shape, and nothing else is.  Raises ConfigError naming the tensor.
+
+    A tied model may repeat its output weights (H-01); whether they agree is checked where they are read.
+    """
+    expected = config.tensor_shapes()
+    if missing := sorted(set(expected) - set(found)):
+        raise ConfigError(f"{where}: {len(missing)} tensor(s) missing: {_listed(missing)}")
+    optional = {"lm_head.weight": expected["model.embed_tokens.weight"]} if config.tied else {}
+    if surplus := sorted(set(found) - set(expected) - set(optional)):
+        raise ConfigError(f"{where}: {len(surplus)} tensor(s) that this model has no place for: {_listed(surplus)}")
+    for name, shape in found.items():
+        if shape != (want := (expected | optional)[name]):
+            raise ConfigError(f"{where}: tensor {name!r} has shape {list(shape)}, expected {list(want)}")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

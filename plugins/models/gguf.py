@@ -1,0 +1,106 @@
+"""GGUF files of the Llama family: metadata and block-quantised tensors, memory-mapped, dequantised on demand.
+
+A Llama GGUF stores the rows of the query and key projections with the two rotary halves of each head interleaved;
+``read`` puts them back, so that what leaves here is laid out as in a Hugging Face folder.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+
+from ...core.errors import ConfigError
+from .checkpoint import check_tensors
+from .config import LlamaConfig, from_gguf
+from .gguf_header import GgufTensor, read_header
+
+SUPPORTED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+
+#: GGUF name -> canonical name; those of a layer follow ``blk.N.`` and ``model.layers.N.``.
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def canonical_name(name: str) -> str:
+    """``blk.3.attn_q.weight`` -> ``model.layers.3.self_attn.q_proj.weight``; an unknown name stays as it is."""
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _LAYER:
+        return f"model.layers.{parts[1]}.{_LAYER[parts[2]]}.{parts[3]}"
+    if len(parts) == 2 and parts[0] in _TOP:
+        return f"{_TOP[parts[0]]}.{parts[1]}"
+    return name
+
+
+def model_name(path: Path) -> str:
+    """``SmolLM2-135M-Instruct.Q4_1.gguf`` -> ``SmolLM2-135M-Instruct``: the file without what it is stored as."""
+    return re.sub(r"[-.](I?Q\d\w*|B?F16|F32)$", "", path.stem, flags=re.IGNORECASE)
+
+
+class GgufCheckpoint:
+    """One GGUF file.  Refuses, by name and before reading weights, what this package cannot run (H-08)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        header = read_header(path)
+        #: Every field of the file, vocabulary and merges included.
+        self.metadata = header.metadata
+        for tensor in header.tensors:
+            if tensor.type.name not in SUPPORTED:
+                raise ConfigError(
+                    f"{path}: tensor {tensor.name!r} has type {tensor.type.name}, supported are {', '.join(SUPPORTED)}"
+                )
+        self._tensors: dict[str, GgufTensor] = {canonical_name(tensor.name): tensor for tensor in header.tensors}
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        vocab_size = shapes.get("model.embed_tokens.weight", (0,))[0]
+        self.config: LlamaConfig = from_gguf(
+            self.metadata, vocab_size, "lm_head.weight" not in shapes, model_name(path), str(path)
+        )
+        check_tensors(self.config, shapes, str(path))
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.path,)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._tensors)
+
+    @property
+    def needs_conversion(self) -> bool:
+        return True
+
+    @property
+    def format(self) -> str:
+        """The commonest type of the matrices, for instance ``GGUF Q4_1``."""
+        types = [tensor.type.name for tensor in self._tensors.values() if len(tensor.shape) > 1]
+        return "GGUF " + max(sorted(set(types)), key=types.count)
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, float32, rows first."""
+        tensor = self._tensors[name]
+        data = tensor.data
+        if tensor.type.name in ("F32", "F16"):
+            data = data.view(np.float32 if tensor.type.name == "F32" else np.float16)
+        values = np.asarray(gguf.dequantize(data, tensor.type), dtype=np.float32).reshape(tensor.shape)
+        if name.endswith((".q_proj.weight", ".k_proj.weight")):
+            heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
+            values = values.reshape(heads, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        return torch.from_numpy(np.array(values, order="C"))  # a copy: the map is read-only

@@ -1,0 +1,113 @@
+"""Hugging Face folders: ``config.json`` and safetensors, in one file or in shards with an index."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ...core.errors import ConfigError
+from .checkpoint import check_tensors
+from .config import LlamaConfig, as_ids, from_hf
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+FLOATS = ("F32", "F16", "BF16")
+
+
+class FolderCheckpoint:
+    """One folder.  The weights stay memory-mapped; every shard the index names must be there (H-09)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not (path / "config.json").exists():
+            what = "is empty" if not any(path.iterdir()) else "holds neither a config.json nor exactly one *.gguf file"
+            raise ConfigError(f"{path}: {what}")
+        fields = read_json(path / "config.json")
+        self.files, promised = self._weight_files()
+        self._where: dict[str, Any] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file in self.files:
+            handle = _open(file)
+            for name in handle.keys():  # noqa: SIM118 -- the handle is not a mapping
+                part = handle.get_slice(name)
+                if part.get_dtype() not in FLOATS:
+                    raise ConfigError(
+                        f"{file}: tensor {name!r} has type {part.get_dtype()}, supported are {', '.join(FLOATS)}"
+                    )
+                shapes[name], self._where[name] = tuple(part.get_shape()), handle
+        if absent := sorted(set(promised) - set(shapes)):
+            raise ConfigError(f"{path / INDEX}: names tensors that no shard holds: {', '.join(absent[:5])}")
+        self.config: LlamaConfig = from_hf(fields, self._end_token_ids(), path.name, str(path / "config.json"))
+        check_tensors(self.config, shapes, str(path))
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._where)
+
+    @property
+    def needs_conversion(self) -> bool:
+        return False
+
+    @property
+    def format(self) -> str:
+        return "safetensors"
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor as stored."""
+        tensor: torch.Tensor = self._where[name].get_tensor(name)
+        return tensor
+
+    def _weight_files(self) -> tuple[tuple[Path, ...], dict[str, str]]:
+        """Files with weights, and tensor -> shard as the index promises (empty without an index)."""
+        if (self.path / INDEX).exists():
+            promised = read_json(self.path / INDEX).get("weight_map")
+            if not isinstance(promised, dict) or not promised:
+                raise ConfigError(f"{self.path / INDEX}: key 'weight_map' is missing or empty")
+            files = tuple(self.path / shard for shard in sorted(set(promised.values())))
+            if missing := [file.name for file in files if not file.exists()]:
+                raise ConfigError(f"{self.path}: {INDEX} names shards that are not there: {', '.join(missing)}")
+            return files, promised
+        if (self.path / SINGLE).exists():
+            return (self.path / SINGLE,), {}
+        raise ConfigError(f"{self.path}: has a config.json but no weights: neither {SINGLE} nor {INDEX}")
+
+    def _end_token_ids(self) -> set[int]:
+        """End ids of generation_config.json and of the tokenizer's ``eos_token``."""
+        ends: set[int] = set()
+        if (file := self.path / "generation_config.json").exists():
+            ends |= set(as_ids(read_json(file).get("eos_token_id")))
+        named = self.path / "tokenizer_config.json"
+        vocabulary = self.path / "tokenizer.json"
+        if named.exists() and vocabulary.exists():
+            token = read_json(named).get("eos_token")
+            text = token.get("content") if isinstance(token, dict) else token
+            tokenizer = read_json(vocabulary)
+            added = {item["content"]: item["id"] for item in tokenizer.get("added_tokens") or ()}
+            ids = tokenizer.get("model", {}).get("vocab") or {}
+            found = added.get(text, ids.get(text) if isinstance(ids, dict) else None)
+            ends |= set(as_ids(found))
+        return ends
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``.  Raises ConfigError naming the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{file}: is not a complete safetensors file: {error}") from error

@@ -1,0 +1,100 @@
+"""The Llama network on flattened tokens ``[num_tokens, hidden]``, written over the operators of an execution backend.
+
+Every sequence of a step lies behind the other in one long row of tokens; only attention knows where one ends.  Query,
+key and value projections are one matrix, gate and up projections are another, and the vocabulary is only multiplied
+for the rows that sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ...core.errors import ConfigError
+from .config import LlamaConfig
+
+if TYPE_CHECKING:
+    from ..executors.ops import Ops, OpsBatch
+    from .checkpoint import Checkpoint
+
+#: Sees named intermediate results: ``hidden``, ``qkv``, ``q``, ``k``, ``v``, ``scores``, ``gate``, ``up``, ``logits``.
+Trace = Callable[[str, torch.Tensor], None]
+Read = Callable[[str], torch.Tensor]
+
+
+class Layer(NamedTuple):
+    """One layer's weights; the matrices are packed by the backend and opaque here."""
+
+    input_norm: torch.Tensor
+    qkv: Any
+    output: Any
+    ffn_norm: torch.Tensor
+    gate_up: Any
+    down: Any
+
+
+class Llama:
+    """The network with its weights packed for ``ops``.  ``forward`` is the only thing it does."""
+
+    def __init__(self, config: LlamaConfig, read: Read, ops: Ops, trace: Trace | None = None) -> None:
+        """``read`` gives a weight by canonical name; each is read once and packed, so the peak stays near the sum."""
+        self.config, self.ops, self.trace = config, ops, trace
+        self.layers = [self._layer(f"model.layers.{index}.", read) for index in range(config.num_layers)]
+        embedding = read("model.embed_tokens.weight")
+        self.embedding = ops.table(embedding)
+        self.norm = ops.vector(read("model.norm.weight"))
+        self.head = ops.pack(embedding if config.tied else read("lm_head.weight"))
+
+    def _layer(self, prefix: str, read: Read) -> Layer:
+        ops = self.ops
+        qkv = torch.cat([read(f"{prefix}self_attn.{part}_proj.weight") for part in "qkv"])
+        gate_up = torch.cat([read(f"{prefix}mlp.{part}_proj.weight") for part in ("gate", "up")])
+        return Layer(
+            input_norm=ops.vector(read(prefix + "input_layernorm.weight")),
+            qkv=ops.pack(qkv),
+            output=ops.pack(read(prefix + "self_attn.o_proj.weight")),
+            ffn_norm=ops.vector(read(prefix + "post_attention_layernorm.weight")),
+            gate_up=ops.pack(gate_up),
+            down=ops.pack(read(prefix + "mlp.down_proj.weight")),
+        )
+
+    def forward(self, batch: OpsBatch) -> torch.Tensor | None:
+        """One step: writes the batch's keys and values to the pool, returns float32 logits ``[rows, vocab]`` of the
+        rows that sample, in batch order, or None when none does."""
+        ops, eps = self.ops, self.config.norm_eps
+        x = ops.embed(self.embedding, batch)
+        self._see("hidden", x)
+        residual = None
+        for index, layer in enumerate(self.layers):
+            x, residual = ops.rms_norm(x, layer.input_norm, eps, residual)
+            qkv = ops.linear(x, layer.qkv)
+            self._see("qkv", qkv)
+            q = ops.rope_and_write(qkv, index, batch)
+            x = ops.linear(ops.attention(q, index, batch), layer.output)
+            x, residual = ops.rms_norm(x, layer.ffn_norm, eps, residual)
+            gate_up = ops.linear(x, layer.gate_up)
+            if self.trace:
+                for name, half in zip(("gate", "up"), gate_up.chunk(2, dim=-1), strict=True):
+                    self._see(name, half)
+            x = ops.linear(ops.silu_mul(gate_up), layer.down)
+        if batch.logits_rows is None:
+            return None
+        x, residual = ops.select(x, batch), ops.select(residual, batch) if residual is not None else None
+        x, _ = ops.rms_norm(x, self.norm, eps, residual)
+        logits = ops.logits(x, self.head)
+        self._see("logits", logits)
+        return logits
+
+    def _see(self, name: str, value: torch.Tensor) -> None:
+        if self.trace:
+            self.trace(name, value)
+
+
+def check_repeated_head(checkpoint: Checkpoint) -> None:
+    """A tied model whose file repeats the output weights must repeat them exactly (H-01).  Raises ConfigError."""
+    if not checkpoint.config.tied or "lm_head.weight" not in checkpoint.names:
+        return
+    if not torch.equal(checkpoint.read("lm_head.weight"), checkpoint.read("model.embed_tokens.weight")):
+        raise ConfigError(f"{checkpoint.path}: the weights are tied, yet lm_head.weight differs from the embedding")

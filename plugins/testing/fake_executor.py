@@ -1,0 +1,107 @@
+"""An executor without a model that still notices every mistake in memory management.
+
+Its KV cache holds the token id written to each slot.  The next id is a checksum over the whole context *as read back
+through the block table*, so a wrong slot, a stolen block, a lost copy or a stale prefix changes the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...core.messages import GrantedRow, StepLaunch, StepResult
+from ...core.policy import ExecutorInfo, SampleOutput
+
+#: (rid, position of the new token, checksum) -> token id
+Script = Callable[[str, int, int], int]
+POISON = -(10**9)
+
+
+def expected_ids(prompt: tuple[int, ...], count: int, vocab_size: int = 1000, first_id: int = 2) -> list[int]:
+    """The ids an undisturbed request gets from :class:`FakeExecutor` without a script."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(_next_id(np.asarray(ids, np.int64), vocab_size, first_id))
+    return ids[len(prompt) :]
+
+
+def _checksum(context: np.ndarray) -> int:
+    weights = np.arange(1, len(context) + 1, dtype=np.int64) * 2654435761 % 1000003
+    return int((context * weights).sum() % 2147483647)
+
+
+def _next_id(context: np.ndarray, vocab_size: int, first_id: int) -> int:
+    return first_id + _checksum(context) % (vocab_size - first_id)
+
+
+class FakeExecutor:
+    """Implements ``core.policy.Executor``.  Ids below ``first_id`` never come from the checksum (end ids live there).
+
+    ``on_step(launch)`` runs inside ``execute``, on the executor's thread: sleep, raise or hang there.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        vocab_size: int = 1000,
+        max_context: int = 4096,
+        end_token_ids: tuple[int, ...] = (0,),
+        script: Script | None = None,
+        on_step: Callable[[StepLaunch], None] | None = None,
+        now: Callable[[], float] = lambda: 0.0,
+        first_id: int = 2,
+    ) -> None:
+        self.info = ExecutorInfo("fake", vocab_size, max_context, end_token_ids, num_blocks)
+        self.launches: list[StepLaunch] = []
+        self._block_size, self._script, self._on_step, self._now = block_size, script, on_step, now
+        self._first_id = first_id
+        self._kv = np.full(num_blocks * block_size, POISON, np.int64)
+        self._last: dict[str, int] = {}
+
+    def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
+        progress("fake executor")
+        return self.info
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    @property
+    def num_remembered(self) -> int:
+        """Requests whose last id is still kept."""
+        return len(self._last)
+
+    def execute(self, launch: StepLaunch, sample: Callable[[Any, Any], SampleOutput]) -> StepResult:
+        started = self._now()
+        if self._on_step:
+            self._on_step(launch)
+        self.launches.append(launch)
+        blocks = self._kv.reshape(-1, self._block_size)
+        for source, target in launch.copies:
+            blocks[target] = blocks[source]
+        for row in launch.rows:  # all writes before all reads, as every backend does within a layer
+            ids = (self._last[row.rid],) if row.token_ids is None else row.token_ids
+            assert len(ids) == row.count == len(row.slot_mapping), row
+            self._kv[list(row.slot_mapping)] = ids
+        sampled = [(row.rid, self._next(row)) for row in launch.rows if row.samples]
+        self._last.update(sampled)
+        for rid in launch.released:
+            self._last.pop(rid, None)
+        return StepResult(
+            launch.step,
+            tuple(rid for rid, _ in sampled),
+            tuple(token for _, token in sampled),
+            launched=started,
+            finished=self._now(),
+        )
+
+    def _next(self, row: GrantedRow) -> int:
+        length = row.start + row.count
+        slots = (np.asarray(row.block_table)[:, None] * self._block_size + np.arange(self._block_size)).ravel()[:length]
+        context = self._kv[slots]
+        assert (context != POISON).all(), f"{row.rid} reads a slot that was never written"
+        if self._script is not None:
+            return self._script(row.rid, length, _checksum(context))
+        return _next_id(context, self.info.vocab_size, self._first_id)

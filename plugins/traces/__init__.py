@@ -1,0 +1,1 @@
+"""Readers of recorded traffic, and what can be asked of it without a model."""

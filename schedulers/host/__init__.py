@@ -1,0 +1,1 @@
+"""The scheduler actor: records, planning, and the guard around the policy that fills ``scheduler.use``."""

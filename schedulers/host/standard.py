@@ -1,0 +1,465 @@
+"""The scheduler host: it owns the request records and turns a planner's wishes into steps.
+
+Everything a policy must not break lives here: one token budget per step, the lifecycle, the merge with the
+allocator's exact need, work in flight, and the rule that every accepted request ends exactly once.  A step may be
+planned while another is in flight (``depth`` 2): in-flight tokens count as computed, so policies never see them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+from types import MappingProxyType
+from typing import Any, Literal
+
+from ...core import messages as m
+from ...core.clock import Clock
+from ...core.config import SchedulerConfig
+from ...core.errors import ClientError, EngineFault
+from ...core.hookspecs import Register, hookimpl
+from ...core.policy import (
+    AllocationDraft,
+    Allocator,
+    Decision,
+    Event,
+    ExecutorInfo,
+    PolicyContext,
+    Sampler,
+    SchedulerPolicy,
+    SchedulerView,
+)
+from ...core.request import Status
+from .guard import Guard, Watch
+from .planner import Planner
+from .record import Request
+from .step_time import StepTime
+
+EventKind = Literal["arrived", "started", "scheduled", "preempted", "tokens", "finished"]
+
+
+class SchedulerHost:
+    """The scheduler actor.  ``handle(message, now)`` is its only door; it returns messages and touches nothing else."""
+
+    def __init__(
+        self,
+        options: None,
+        config: SchedulerConfig,
+        make_policy: Callable[[SchedulerConfig, PolicyContext], SchedulerPolicy],
+        allocator: Allocator,
+        sampler: Sampler,
+        info: ExecutorInfo,
+        clock: Clock | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        """``clock`` puts the policy under a time budget (``serve``); tests and simulation give none.
+
+        ``watch`` ends a call into the policy that never returns.
+        """
+        self.config, self.allocator, self.sampler, self.info = config, allocator, sampler, info
+        self._make_policy, self._clock, self._watch = make_policy, clock, watch
+        self.planner = Planner(self._new_guard(config), config.max_bypass)
+        self.records: dict[str, Request] = {}
+        self.running: dict[str, Request] = {}  # in order of admission
+        self.step = 0
+        self.step_time = StepTime()
+        self.tenant_tokens: Counter[str] = Counter()
+        self.tenant_tokens_view = MappingProxyType(self.tenant_tokens)
+        self.counters: Counter[str] = Counter()
+        self.draining, self.admitting = False, True
+        self._seq = 0
+        self._in_flight: dict[int, tuple[m.Row, ...]] = {}
+        self._released: list[str] = []
+        self._preempted: list[str] = []
+        self._emit: list[m.EmitRow] = []
+        self._deadlines: list[tuple[float, str]] = []
+        self._awake = False
+        self._handlers: dict[type[m.Message], Callable[[Any, float], Iterable[m.Message] | None]] = {
+            m.Submit: self._submit,
+            m.Cancel: self._cancel,
+            m.Pause: self._pause,
+            m.Resume: self._pause,
+            m.Stop: self._stop,
+            m.Control: self._control,
+            m.Swap: self._swap,
+            m.StepGrant: self._granted,
+            m.StepResult: self._book,
+            m.Wake: self._wake,
+        }
+
+    def _new_guard(self, config: SchedulerConfig) -> Guard:
+        pool = self.allocator
+        context = PolicyContext(
+            config.token_budget, config.max_running, pool.num_blocks, pool.block_size, Random(config.seed)
+        )
+        return Guard(self._make_policy(config, context), config.use, self._clock, watch=self._watch)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.records) - len(self.running)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def pool_tokens(self) -> int:
+        return self.allocator.num_blocks * self.allocator.block_size
+
+    def draft(self) -> AllocationDraft:
+        """The allocator's overlay, with what the next plan releases already given back."""
+        draft = self.allocator.draft()
+        for rid in (*self._released, *self._preempted):
+            draft.release(rid)
+        return draft
+
+    def handle(self, message: m.Message, now: float) -> list[m.Message]:
+        """Take one message; returns an ``Emit`` if anybody has news, then a plan or a ``Wake`` if there is work."""
+        out = list(self._handlers[type(message)](message, now) or ())
+        if self._emit:
+            step = message.step if isinstance(message, m.StepResult) else -1
+            out.insert(0, m.Emit(step, tuple(self._emit)))
+            self._emit.clear()
+        more = any(isinstance(answer, m.StepPlan) for answer in out) if isinstance(message, m.Wake) else True
+        if more and (self.records or self._released) and not self._awake and len(self._in_flight) < self.config.depth:
+            self._awake = True
+            out.append(m.Wake())
+        return out
+
+    def _swap(self, message: m.Swap, now: float) -> list[m.Message]:
+        """Another policy, wrappers and limits from the next plan on; a failed hand-over leaves everything as it was."""
+        old, new = self.config, message.scheduler
+        facts = {"old": old.use, "new": new.use, "options": new.options, "wrap": new.wrap, "step": self.step}
+        try:
+            guard = self._new_guard(new)
+            self.planner.swap(guard, [request.view for request in self.records.values()], now)
+        except Exception as error:  # noqa: BLE001 - a hand-over that fails leaves the old policy in place
+            return [m.Note("", "scheduler.swap_failed", {**facts, "error": f"{type(error).__name__}: {error}"})]
+        self.config = new
+        return [m.Note("", "scheduler.swapped", facts)]
+
+    # --- arrivals and ends -------------------------------------------------------------------------------------------
+
+    def _submit(self, message: m.Submit, now: float) -> None:
+        try:
+            self._validate(message, now)
+            length = message.forced_length or message.sampling.max_tokens
+            limit = min(len(message.prompt_ids) + length, self.info.max_context, self.pool_tokens)
+            request = Request(message, self._seq, now, limit)
+            if reason := self.planner.admit(request.view, SchedulerView(self, now)):
+                raise ClientError("overloaded", f"refused by policy {self.planner.name}: {reason}")
+        except ClientError as error:
+            self.counters["refused"] += 1
+            self._emit.append(m.refusal(message, m.Failure(error.code, error.message, error.param), now))
+            return
+        self._seq += 1
+        self.records[message.rid] = request
+        if message.deadline is not None:
+            heapq.heappush(self._deadlines, (message.deadline, message.rid))
+        self._emit.append(m.EmitRow(message.rid))
+        self._event("arrived", request, 0, now)
+
+    def _validate(self, message: m.Submit, now: float) -> None:
+        num_prompt, vocab, context = len(message.prompt_ids), self.info.vocab_size, self.info.max_context
+        if message.rid in self.records:
+            raise ClientError("duplicate_id", f"request {message.rid!r} is still running", "id")
+        if self.draining:
+            raise ClientError("draining", "the server is shutting down")
+        if self.num_waiting >= self.config.max_waiting:
+            raise ClientError("queue_full", f"{self.num_waiting} requests wait, the limit is {self.config.max_waiting}")
+        if not num_prompt:
+            raise ClientError("invalid_request", "the prompt is empty: it needs at least one token", "prompt")
+        if wrong := next((i for i, token in enumerate(message.prompt_ids) if not 0 <= token < vocab), None):
+            text = f"token_ids[{wrong}] = {message.prompt_ids[wrong]} is not in 0..{vocab - 1}"
+            raise ClientError("invalid_request", text, "token_ids")
+        if (most := message.sampling.max_tokens) < 1:
+            raise ClientError("invalid_request", f"max_tokens = {most}, it must be at least 1", "max_tokens")
+        if num_prompt >= context:
+            text = f"the prompt has {num_prompt} tokens; the context limit is {context}, with at least one to generate"
+            raise ClientError("context_length_exceeded", text, "prompt")
+        if num_prompt >= self.pool_tokens:
+            need, have = -(-(num_prompt + 1) // self.allocator.block_size), self.allocator.num_blocks
+            text = f"the prompt needs {need} KV blocks, the whole pool has {have}"
+            raise ClientError("kv_capacity_exceeded", text, "prompt")
+        self.sampler.validate(message.sampling)
+        if message.deadline is not None and message.deadline <= now:
+            raise ClientError("deadline_exceeded", "the deadline passed before the request could start", "deadline_ms")
+
+    def _end(
+        self,
+        request: Request,
+        reason: m.FinishReason,
+        now: float,
+        tokens: tuple[int, ...] = (),
+        stop: str | int | None = None,
+        failure: m.Failure | None = None,
+    ) -> None:
+        """The only way out: forget the record, release its blocks with the next plan, emit the one terminal."""
+        self.running.pop(request.rid, None)
+        if request.first_scheduled is not None:
+            self._released.append(request.rid)
+        request.move(Status.FINISHED)
+        del self.records[request.rid]
+        self.counters[f"finished_{reason}"] += 1
+        finish = m.Finish(reason, request.usage(), request.timing(now), stop, failure, request.num_preemptions)
+        self._emit.append(m.EmitRow(request.rid, tokens, finish))
+        self._event("finished", request, 0, now)
+
+    def _fail(self, request: Request, why: str, now: float, code: str = "server_error") -> None:
+        failure = m.Failure(code, f"request {request.rid}: {why}")
+        self._end(request, m.FinishReason.ERROR, now, failure=failure)
+
+    def _cancel(self, message: m.Cancel, now: float) -> None:
+        if request := self.records.get(message.rid):
+            self._end(request, message.reason, now)
+
+    def _pause(self, message: m.Pause | m.Resume, now: float) -> None:
+        for request in (self.records[rid] for rid in message.rids if rid in self.records):
+            request.paused = isinstance(message, m.Pause)
+
+    def _stop(self, message: m.Stop, now: float) -> None:
+        for rid, kept, string in message.rows:
+            if request := self.records.get(rid):
+                self.counters["wasted_tokens"] += len(request.output_ids) - kept
+                del request.output_ids[kept:]
+                self._end(request, m.FinishReason.STOP, now, stop=string)
+
+    def _control(self, message: m.Control, now: float) -> None:
+        if message.action == "drain":
+            self.draining = True
+        elif message.action in ("hold", "release"):
+            self.admitting = message.action == "release"
+        elif message.action != "tick":
+            raise EngineFault(f"unknown control action {message.action!r}")
+        self._expire(now)
+
+    def _expire(self, now: float) -> None:
+        if len(self._deadlines) > 64 + 2 * len(self.records):  # mostly of requests that ended in time
+            self._deadlines = sorted(entry for entry in self._deadlines if entry[1] in self.records)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            if request := self.records.get(heapq.heappop(self._deadlines)[1]):
+                self._end(request, m.FinishReason.DEADLINE, now)
+
+    def abort_all(self, failure: m.Failure, now: float) -> m.Emit:
+        """End everything with ``failure``: the executor is gone and so is the KV.  The host is dropped afterwards."""
+        for request in list(self.records.values()):
+            self._end(request, m.FinishReason.ERROR, now, failure=failure)
+        rows, self._emit = tuple(self._emit), []
+        return m.Emit(-1, rows)
+
+    # --- results -----------------------------------------------------------------------------------------------------
+
+    def _book(self, message: m.StepResult, now: float) -> None:
+        rows = self._in_flight.pop(message.step)
+        self.step_time.observe(sum(row.count for row in rows), message.finished - message.launched)
+        failed = dict(message.failed)
+        for rid, token in zip(message.rids, message.token_ids, strict=True):
+            request = self.records.get(rid)
+            if request is None:  # ended while the step was in flight
+                self.counters["wasted_tokens"] += 1
+                continue
+            request.num_pending -= 1
+            if rid in failed:
+                continue
+            request.output_ids.append(token)
+            if request.first_token is None:
+                request.first_token = now
+            reason, stop = self._ending(request, token)
+            if self.planner.listens:
+                self._event("tokens", request, 1, now)
+            if reason is None:
+                self._emit.append(m.EmitRow(rid, (token,)))
+            else:
+                self._end(request, reason, now, (token,), stop)
+        for rid, why in failed.items():
+            if request := self.records.get(rid):
+                self._fail(request, why, now)
+
+    def _ending(self, request: Request, token: int) -> tuple[m.FinishReason | None, int | None]:
+        """Whether ``token``, just appended, ends the request, and the stop id that did it."""
+        sampling = request.submit.sampling
+        if len(request.output_ids) > sampling.min_tokens and request.submit.forced_length is None:
+            if token in sampling.stop_token_ids:
+                return m.FinishReason.STOP, token
+            if token in self.info.end_token_ids and not sampling.ignore_eos:
+                return m.FinishReason.STOP, None
+        return (m.FinishReason.LENGTH if request.num_known_tokens >= request.limit else None), None
+
+    def _granted(self, message: m.StepGrant, now: float) -> None:
+        """Rows that got no room although they were planned: put back, to be recomputed."""
+        for row in self._in_flight.get(message.step, ()) if message.denied else ():
+            if row.rid in message.denied and (request := self.records.get(row.rid)):
+                self.counters["denied"] += 1
+                request.num_pending -= row.samples
+                self._preempt(request, now)
+        if not message.rows:
+            self._in_flight.pop(message.step, None)
+
+    # --- planning ----------------------------------------------------------------------------------------------------
+
+    def _wake(self, message: m.Wake, now: float) -> list[m.Message]:
+        self._awake = False
+        if len(self._in_flight) >= self.config.depth:
+            return []
+        self._expire(now)
+        try:
+            decision = self.planner.plan(SchedulerView(self, now))
+            fault = self._fault(decision)
+        except Exception as error:  # noqa: BLE001 - a planner that raises costs one decision
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            self.planner.reject("schedule", fault)
+            decision = self._first_come()
+        return self._apply(decision, now)
+
+    def _fault(self, decision: Decision) -> str:
+        """Why the decision cannot be used, or ``""``."""
+        seen, total, started = set[str](), 0, 0
+        for rid in decision.preempt:
+            if rid not in self.running or rid in seen:
+                return f"victim {rid!r} is not running or named twice"
+            seen.add(rid)
+        for rid, count in decision.rows:
+            if rid not in self.records or rid in seen:
+                return f"{rid!r} is unknown, preempted or scheduled twice"
+            if not isinstance(count, int) or count < 1:
+                return f"{rid!r} gets {count!r} tokens"
+            seen.add(rid)
+            total += count
+            started += rid not in self.running
+        if total > self.config.token_budget:
+            return f"{total} tokens planned, the budget is {self.config.token_budget}"
+        if started and len(self.running) - len(decision.preempt) + started > self.config.max_running:
+            return f"more than {self.config.max_running} requests would run"
+        if any(not isinstance(count, int) or count < 1 for count in decision.padding):
+            return f"padding {decision.padding!r}"
+        if (
+            not (decision.rows or decision.preempt or self._in_flight or self.running or decision.wake_at)
+            and self._first_come().rows
+        ):
+            return "nothing is scheduled although the engine is idle"
+        return ""
+
+    def _first_come(self) -> Decision:
+        """The safe default: running requests in order of admission, then the others in order of arrival."""
+        budget, rows, slots = self.config.token_budget, [], self.config.max_running - len(self.running)
+        newcomers = [request for request in self.records.values() if request.rid not in self.running]
+        for request in (*self.running.values(), *(newcomers[:slots] if self.admitting else ())):
+            if (count := min(request.num_remaining_tokens, budget)) > 0:
+                rows.append((request.rid, count))
+                budget -= count
+        return Decision(rows)
+
+    def _apply(self, decision: Decision, now: float) -> list[m.Message]:
+        """Carry out a decision as far as the pool allows."""
+        started: list[m.Started] = []
+        rows: list[m.Row] = []
+        for rid in decision.preempt:
+            self._preempt(self.running[rid], now)
+        draft = self.draft()
+        for rid, wish in decision.rows:
+            request, cached = self.records[rid], -1
+            if rid not in self.running:
+                if not self.admitting or not request.num_remaining_tokens:
+                    continue
+                cached = draft.match(request.view)
+                if draft.need(rid, request.num_tokens) > draft.free_blocks:  # only when its whole context fits
+                    draft.unmatch(rid)
+                    continue
+            computed = max(cached, request.num_computed_tokens)
+            count = min(wish, request.num_remaining_tokens - max(cached, 0))
+            if count > 0 and not draft.extend(rid, computed + count):
+                if cached >= 0:
+                    started.append(self._start(request, cached, now))
+                rows.append(self._row(request, count))
+                if self.planner.listens:
+                    self._event("scheduled", request, count, now)
+        if decision.rows and not rows and not self._in_flight:
+            self._unblock(now)
+        return self._plan(decision, tuple(rows), tuple(started), now)
+
+    def _unblock(self, now: float) -> None:
+        """Nothing planned fits and nothing is coming back: the latest admitted makes room, or a lone giant ends."""
+        if self.running:
+            self._preempt(next(reversed(self.running.values())), now)
+        elif request := next((one for one in self.records.values() if one.num_remaining_tokens), None):
+            self._fail(
+                request, "its context does not fit into the KV blocks that can be had", now, "kv_capacity_exceeded"
+            )
+
+    def _plan(
+        self, decision: Decision, rows: tuple[m.Row, ...], started: tuple[m.Started, ...], now: float
+    ) -> list[m.Message]:
+        out: list[m.Message] = []
+        if rows or self._released or self._preempted:
+            self.step += 1
+            released, preempted, padding = tuple(self._released), tuple(self._preempted), tuple(decision.padding)
+            reasons = tuple(decision.reasons.items())
+            out = [m.StepPlan(self.step, rows, started, released, preempted, padding if rows else (), reasons)]
+            self._released.clear()
+            self._preempted.clear()
+        if rows:
+            self._in_flight[self.step] = rows
+            self.counters["steps"] += 1
+        if decision.wake_at is not None and decision.wake_at > now:
+            out.append(m.Alarm(decision.wake_at))
+        return out
+
+    def _row(self, request: Request, count: int) -> m.Row:
+        start = request.num_computed_tokens
+        ids = request.known_ids(start, start + count) if start < request.num_known_tokens else None
+        request.num_computed_tokens = start + count
+        samples = start + count == request.num_tokens
+        request.num_pending += samples
+        self.tenant_tokens[request.submit.tenant] += count
+        return m.Row(request.rid, start, count, ids, samples)
+
+    def _start(self, request: Request, cached: int, now: float) -> m.Started:
+        """Into the running set, with ``cached`` tokens of its prefix already computed."""
+        submit = request.submit
+        if request.first_scheduled is None:
+            request.first_scheduled, request.num_cached_tokens = now, min(cached, request.num_prompt_tokens)
+        request.move(Status.RUNNING)
+        request.num_computed_tokens = cached
+        self.running[request.rid] = request
+        self._event("started", request, cached, now)
+        ids = request.known_ids(0, request.num_known_tokens)
+        prompt = request.num_prompt_tokens
+        return m.Started(request.rid, ids, prompt, cached, submit.sampling, submit.cache_salt, submit.read_cache)
+
+    def _preempt(self, request: Request, now: float) -> None:
+        """Out of the running set: its blocks go, its tokens stay, it waits again."""
+        del self.running[request.rid]
+        request.move(Status.PREEMPTED)
+        self._preempted.append(request.rid)
+        self.counters["recomputed_tokens"] += request.num_computed_tokens
+        self.counters["preemptions"] += 1
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self._event("preempted", request, 0, now)
+
+    def _event(self, kind: EventKind, request: Request, num_tokens: int, now: float) -> None:
+        self.planner.on_event(Event(kind, request.view, num_tokens, now))
+
+    def check(self) -> None:
+        """Conservation: every record stands in exactly one place, and nothing of the ended ones is left."""
+        assert self.running.keys() <= self.records.keys()
+        for request in self.records.values():
+            assert (request.status is Status.RUNNING) == (request.rid in self.running), request.view
+            assert 0 <= request.num_computed_tokens <= request.num_tokens <= request.limit, request.view
+            assert request.num_pending >= 0, request.view
+        assert len(self._in_flight) <= self.config.depth
+
+    def stats(self) -> Mapping[str, float]:
+        now = {"running": self.num_running, "waiting": self.num_waiting, "in_flight": self.num_in_flight}
+        return {**now, **self.counters, **self.planner.stats()}
+
+
+@hookimpl
+def register_hosts(register: Register) -> None:
+    register("standard", SchedulerHost)

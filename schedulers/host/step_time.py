@@ -1,0 +1,25 @@
+"""How long a step takes, learned from the steps that ran."""
+
+from __future__ import annotations
+
+
+class StepTime:
+    """Running estimate of step time, ``a + b * tokens``: least squares with older steps fading by ``FADE``."""
+
+    FADE = 0.98
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        sums = (1.0, num_tokens, seconds, num_tokens * num_tokens, num_tokens * seconds)
+        old = (self._n, self._x, self._y, self._xx, self._xy)
+        self._n, self._x, self._y, self._xx, self._xy = (self.FADE * a + b for a, b in zip(old, sums, strict=True))
+
+    def __call__(self, num_tokens: int) -> float:
+        """Seconds expected for a step of ``num_tokens``; 0 before anything was seen."""
+        spread = self._n * self._xx - self._x * self._x
+        if spread <= 1e-9 * self._n * self._xx:  # one size only so far: proportional
+            return self._y / self._x * num_tokens if self._x else 0.0
+        slope = max(0.0, (self._n * self._xy - self._x * self._y) / spread)
+        return max(0.0, (self._y - slope * self._x) / self._n) + slope * num_tokens

@@ -1,0 +1,7 @@
+"""``python -m mainspring``."""
+
+import sys
+
+from mainspring.core.__main__ import main
+
+sys.exit(main())

@@ -1,0 +1,114 @@
+"""Greedy float32 output of the whole engine equals transformers' ``generate``, token for token.
+
+The reference ids are checked in with the versions that made them (``tests/golden/make_greedy_reference.py``); four of
+them are made again here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from tests.support import one_second
+
+from mainspring.core.config import AllocatorConfig, ExecutorConfig, SchedulerConfig
+from mainspring.core.messages import SamplingParams, Submit
+from mainspring.plugins.executors.torch import TorchExecutor
+from mainspring.plugins.models.embedded import default_model_path
+from mainspring.plugins.settings import Config
+from mainspring.plugins.simulator import Simulator
+
+pytestmark = pytest.mark.slow
+REFERENCE = json.loads((Path(__file__).parents[1] / "golden" / "greedy_reference.json").read_text())
+CASES = REFERENCE["cases"]
+NEW_TOKENS = REFERENCE["new_tokens"]
+
+
+@pytest.fixture(autouse=True)
+def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One weight cache for all tests of this module: converting takes seconds."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "weights"))
+
+
+def run(
+    arrivals: list[float],
+    *,
+    token_budget: int = 512,
+    block_size: int = 16,
+    num_blocks: int = 0,
+    depth: Literal[1, 2] = 1,
+) -> Simulator:
+    """All cases, each at its virtual arrival time, through scheduler, allocator, sampler and the float32 model."""
+    config = Config(
+        paranoid=True,
+        scheduler=SchedulerConfig(token_budget=token_budget, depth=depth),
+        allocator=AllocatorConfig(use="paged", block_size=block_size, num_blocks=num_blocks or 12_288 // block_size),
+        executor=ExecutorConfig(use="torch", dtype="fp32", weights="fp32", kv_dtype="fp32"),
+    )
+    sim = Simulator(config, TorchExecutor(None, config), one_second, sampler="standard")
+    sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    for index, (case, moment) in enumerate(zip(CASES, arrivals, strict=True)):
+        sim.at(moment, Submit(str(index), tuple(case["prompt_ids"]), sampling))
+    sim.run()
+    outputs: dict[str, list[int]] = {}
+    for emit in sim.emitted:
+        for row in emit.rows:
+            outputs.setdefault(row.rid, []).extend(row.token_ids)
+    wrong = [case["kind"] for index, case in enumerate(CASES) if outputs[str(index)] != case["output_ids"]]
+    assert not wrong
+    assert sim.actors.host.stats()["policy_faults"] == 0
+    return sim
+
+
+def staggered() -> list[float]:
+    return [float(3 * index) for index in range(len(CASES))]
+
+
+def test_the_reference_covers_what_it_should() -> None:
+    lengths = [len(case["prompt_ids"]) for case in CASES]
+    assert len(CASES) == 32
+    assert min(lengths) == 1
+    assert max(lengths) >= 650
+    assert all(len(case["output_ids"]) == NEW_TOKENS == 64 for case in CASES)
+
+
+def test_alone() -> None:
+    """Each request by itself: the next arrives when the one before has ended."""
+    run([1000.0 * index for index in range(len(CASES))])
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("token_budget", [8, 33, 512])
+def test_together(token_budget: int, block_size: int) -> None:
+    """C-19: staggered arrivals; both depths meet every budget and every block size."""
+    run(staggered(), token_budget=token_budget, block_size=block_size, depth=1 if block_size == 4 else 2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("token_budget", [8, 33, 512])
+def test_together_at_the_other_depth(token_budget: int, block_size: int) -> None:
+    run(staggered(), token_budget=token_budget, block_size=block_size, depth=2 if block_size == 4 else 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_preempted(depth: Literal[1, 2]) -> None:
+    """A-05: a pool that holds less than half of what is wanted at once."""
+    sim = run([0.0] * len(CASES), num_blocks=150, depth=depth)
+    assert sim.actors.host.stats()["preemptions"] >= 5
+
+
+def test_four_references_made_again() -> None:
+    """The checked-in ids are what the installed transformers says today."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    path = default_model_path()
+    model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    for case in sorted(CASES, key=lambda case: len(case["prompt_ids"]))[:: len(CASES) // 4][:4]:
+        ids = torch.tensor([case["prompt_ids"]])
+        end = {"eos_token_id": None, "pad_token_id": 0}
+        out = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, **end)
+        assert out[0, ids.shape[1] :].tolist() == case["output_ids"], case["kind"]

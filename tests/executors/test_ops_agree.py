@@ -1,0 +1,96 @@
+"""The torch backend against the plain reference, on one mixed step of ragged rows, for both number formats."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from mainspring.core.messages import GrantedRow, StepLaunch
+from mainspring.plugins.executors import torch_ops
+from mainspring.plugins.executors.batch import Limits, StepBatch, build
+from mainspring.plugins.executors.ops import HeadShape, KVShape
+from mainspring.plugins.executors.plain_ops import PlainOps
+from mainspring.plugins.executors.torch_ops import TorchOps
+from mainspring.plugins.models.config import from_hf
+from mainspring.plugins.models.llama import Llama
+from mainspring.plugins.models.tiny import CONFIG, random_weights
+
+BLOCK = 4
+MODEL = from_hf(CONFIG, (), "tiny", "test")
+LENGTHS = [1, 3, 4, 5, 17, 2, 40, 9]
+
+
+def backends(dtype: torch.dtype, kv_dtype: torch.dtype) -> list[tuple[Llama, Any]]:
+    heads = HeadShape(MODEL.num_heads, MODEL.num_kv_heads, MODEL.head_dim, MODEL.rope_theta)
+    kv = KVShape(MODEL.num_layers, 64, BLOCK, MODEL.num_kv_heads, MODEL.head_dim)
+    weights = random_weights(MODEL)
+    made: list[Any] = [kind(heads, kv, dtype, kv_dtype) for kind in (PlainOps, TorchOps)]
+    return [(Llama(MODEL, weights.__getitem__, ops), ops) for ops in made]
+
+
+def steps() -> list[StepBatch]:
+    """Prompts in chunks of up to 6, then decode rows, all mixed; contexts from 1 to 40 tokens; some dummies."""
+    random, limits = Random(1), Limits(MODEL.vocab_size, 256, 64, BLOCK)
+    blocks = random.sample(range(64), 64)
+    tables = [tuple(blocks.pop() for _ in range(-(-(length + 8) // BLOCK))) for length in LENGTHS]
+    done, out = [0] * len(LENGTHS), []
+    for step in range(12):
+        rows = []
+        for index, table in enumerate(tables):
+            count = 1 if done[index] >= LENGTHS[index] else min(LENGTHS[index] - done[index], random.randint(1, 6))
+            if done[index] + count > len(table) * BLOCK or random.random() < 0.1:
+                continue
+            start = done[index]
+            slots = tuple(table[at // BLOCK] * BLOCK + at % BLOCK for at in range(start, start + count))
+            ids = tuple(random.randrange(MODEL.vocab_size) for _ in range(count))
+            rows.append(GrantedRow(str(index), start, count, ids, random.random() < 0.8, table, slots))
+            done[index] += count
+        out.append(build(StepLaunch(step, tuple(rows), None, padding=(2,) if step % 3 == 0 else ()), {}, limits))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "rtol", "atol"),
+    [
+        (torch.float32, torch.float32, 1e-4, 1e-5),
+        (torch.float32, torch.bfloat16, 2e-2, 5e-2),  # a key rounded the other way is half a percent off
+        (torch.bfloat16, torch.bfloat16, 0.1, 0.25),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("gather_limit", [None, 1])
+def test_logits_agree(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    rtol: float,
+    atol: float,
+    gather_limit: int | None,
+) -> None:
+    if gather_limit is not None:
+        monkeypatch.setattr(torch_ops, "MAX_GATHER_BYTES", gather_limit)  # every decode row on its own
+    with torch.inference_mode():
+        (plain, plain_ops), (fast, fast_ops) = backends(dtype, kv_dtype)
+        for batch in steps():
+            expected, made = plain.forward(plain_ops.prepare(batch)), fast.forward(fast_ops.prepare(batch))
+            assert (expected is None) == (made is None)
+            if expected is not None and made is not None:
+                assert made.dtype == torch.float32
+                torch.testing.assert_close(made, expected, rtol=rtol, atol=atol)
+    assert fast_ops.weight_bytes() == plain_ops.weight_bytes()
+
+
+def test_infinities_of_an_earlier_owner_do_not_reach_a_new_one_h11() -> None:
+    """A block comes back with NaN behind the new sequence's end: padded attention must not multiply it."""
+    with torch.inference_mode():
+        (clean, clean_ops), (_, dirty_ops) = backends(torch.float32, torch.float32)
+        dirty = Llama(MODEL, random_weights(MODEL).__getitem__, dirty_ops)
+        dirty_ops.keys.fill_(torch.nan)
+        dirty_ops.values.fill_(torch.nan)
+        for batch in steps():
+            expected, made = clean.forward(clean_ops.prepare(batch)), dirty.forward(dirty_ops.prepare(batch))
+            if expected is not None and made is not None:
+                torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)

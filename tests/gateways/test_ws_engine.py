@@ -1,0 +1,176 @@
+"""The whole way: socket, text edge, kernel with its actors, an executor without a model, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from mainspring.core.clock import MonotonicClock
+from mainspring.core.edge import Edge
+from mainspring.core.kernel import Kernel
+from mainspring.core.messages import StepLaunch
+from mainspring.core.registry import Registry
+from mainspring.plugins.executors.thread import ExecutorThread
+from mainspring.plugins.gateways.ws import WebSocketGateway
+from mainspring.plugins.settings import Config, ServerConfig
+from mainspring.plugins.testing.fake_executor import FakeExecutor
+from mainspring.plugins.text.detokenize import byte_alphabet
+from mainspring.plugins.text.edge import TextEdge
+from mainspring.plugins.text.tokenizer import TextModel
+
+from ..text.vocabularies import FACTS, byte_level
+from .fakes import collect, generate, receive, send, text_of, until_closed
+
+pytestmark = pytest.mark.anyio
+
+ANSWER = "The quick brown fox 👩‍👩‍👧🙂漢字é jumps. ".encode()
+
+
+class Engine:
+    """A kernel that answers every prompt with ``ANSWER``, byte by byte, over and over; ``broken`` makes a step fail."""
+
+    def __init__(self) -> None:
+        clock = MonotonicClock()
+        config = Config(server=ServerConfig(port=0), paranoid=True)
+        model = TextModel(byte_level(), FACTS)
+        self.broken = False
+        self.text = TextEdge(config, model)
+        self.gateway = WebSocketGateway(None, config, self.text)
+        edges: list[Edge] = [self.text, self.gateway]
+        self.kernel = Kernel(config, Registry(), clock, self._executor, edges, progress=lambda _: None)
+        self._starts: dict[str, int] = {}
+        vocab = byte_level().get_vocab()
+        self._ids = {byte: vocab[char] for char, byte in byte_alphabet().items()}
+
+    def _executor(self, kernel: Kernel) -> ExecutorThread:
+        executor = FakeExecutor(
+            num_blocks=500,
+            vocab_size=300,
+            max_context=4096,
+            end_token_ids=(299,),
+            script=self._script,
+            on_step=self._step,
+            now=kernel.now,
+        )
+        return ExecutorThread(executor, kernel.post_threadsafe, kernel.now)
+
+    def _script(self, rid: str, position: int, checksum: int) -> int:
+        start = self._starts.setdefault(rid, position)
+        return self._ids[ANSWER[(position - start) % len(ANSWER)]]
+
+    def _step(self, launch: StepLaunch) -> None:
+        if self.broken:
+            self.broken = False
+            raise RuntimeError("the device fell off the bus")
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[ClientConnection]:
+        async with connect(f"ws://127.0.0.1:{self.gateway.port}/v1/stream", proxy=None, max_size=None) as ws:
+            assert (await receive(ws))["models"] == ["fake"]
+            yield ws
+
+    async def until_free(self) -> None:
+        """Wait until nothing runs and every block is back."""
+        async with asyncio.timeout(10):
+            while self.text.num_live or self.kernel.stats()["kv_used_blocks"]:
+                await asyncio.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def engine() -> AsyncIterator[Engine]:
+    made = Engine()
+    made.gateway.bind()
+    async with made.kernel.running():
+        yield made
+
+
+async def test_text_arrives_whole_and_usage_counts_every_token() -> None:
+    """D1, D4, D5, E2: bytes of characters come one by one; a stop string over several tokens never leaks."""
+    async with engine() as made, made.client() as ws:
+        await generate(ws, "whole", max_tokens=len(ANSWER), return_token_ids=True)
+        await generate(ws, "stopped", stop=["own fox"])
+        frames = await collect(ws, "whole", "stopped")
+        whole, stopped = frames["whole"], frames["stopped"]
+        assert text_of(whole) == ANSWER.decode()
+        assert not any("\ufffd" in frame.get("text", "") for frame in whole)
+        assert [token for frame in whole for token in frame.get("tokens", ())] == [made._ids[byte] for byte in ANSWER]
+        assert whole[-1]["usage"]["output"] == len(ANSWER)
+        assert text_of(stopped) == "The quick br"
+        assert (stopped[-1]["reason"], stopped[-1]["stop"]) == ("stop", "own fox")
+
+
+async def test_refusals_of_every_layer_have_their_code() -> None:
+    async with engine() as made, made.client() as ws:
+        cases: dict[str, tuple[dict[str, Any], str, str]] = {
+            "schema": ({"max_tokens": 0}, "invalid_request", "max_tokens"),
+            "sampler": ({"temperature": -1}, "invalid_request", "temperature"),
+            "host": ({"prompt": "x" * 5000}, "context_length_exceeded", "prompt"),
+            "text": ({"stop_token_ids": [300]}, "invalid_request", "stop_token_ids[0]"),
+        }
+        for stream_id, (fields, _, _) in cases.items():
+            await generate(ws, stream_id, **{"prompt": "Hi"} | fields)
+        frames = await collect(ws, *cases)
+        for stream_id, (_, code, param) in cases.items():
+            (error,) = frames[stream_id]
+            assert (error["code"], error["param"]) == (code, param)
+
+
+async def test_blocks_come_back_after_cancel_and_disconnect() -> None:
+    """A1, A4, A5, E-01, E-05."""
+    async with engine() as made:
+        async with made.client() as ws:
+            ids = [f"s{number}" for number in range(20)]
+            for stream_id in ids:
+                await generate(ws, stream_id, max_tokens=4000, ignore_eos=True)
+            await send(ws, type="cancel", id="s0")
+            await send(ws, type="cancel", id="s1")
+            assert {(await collect(ws, "s0"))["s0"][-1]["reason"]} == {"cancelled"}
+            ws.transport.abort()
+        await made.until_free()
+        stats = made.kernel.stats()
+        assert (stats["running"], stats["waiting"]) == (0, 0)
+
+
+async def test_an_executor_that_raises_costs_one_typed_terminal_each_and_no_connection() -> None:
+    """E1, E-16: the engine is rebuilt behind the open connection."""
+    async with engine() as made, made.client() as ws:
+        ids = [f"s{number}" for number in range(5)]
+        for stream_id in ids:
+            await generate(ws, stream_id, max_tokens=4000)
+        while (await receive(ws))["type"] != "delta":
+            pass
+        made.broken = True
+        ended: dict[str, str] = {}
+        while len(ended) < 5:
+            frame = await receive(ws)
+            if frame["type"] in ("done", "error"):
+                assert frame["id"] not in ended
+                ended[frame["id"]] = frame["code"]
+        assert ended == dict.fromkeys(ids, "server_error")
+        async with asyncio.timeout(10):
+            while not made.kernel.ready:
+                await asyncio.sleep(0.001)
+        await generate(ws, "again", max_tokens=3)
+        assert text_of((await collect(ws, "again"))["again"]) == "The"
+
+
+async def test_drain_ends_streams_with_terminals_and_closes_1012() -> None:
+    """G1, E-09, E-13."""
+    async with engine() as made, made.client() as ws:
+        await generate(ws, "a", max_tokens=4000)
+        while (await receive(ws))["type"] != "delta":
+            pass
+        draining = asyncio.create_task(made.kernel.drain(0.05))
+        frame = await receive(ws)
+        while frame["type"] == "delta":
+            frame = await receive(ws)
+        assert (frame["type"], frame["reason"]) == ("done", "cancelled")
+        await draining
+        stopping = asyncio.create_task(made.gateway.drain())
+        assert await until_closed(ws) == ([], 1012)
+        await stopping

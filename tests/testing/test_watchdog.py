@@ -1,0 +1,121 @@
+"""The watchdog ends a call that never returns, never touches anything else, and drops what would come too late."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mainspring.plugins.watchdog import Watchdog, _Overdue, _raise_in
+
+
+class Hands:
+    """A clock whose hands a test turns."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def hands() -> Hands:
+    return Hands()
+
+
+@pytest.fixture
+def dog(hands: Hands) -> Iterator[Watchdog]:
+    with Watchdog(1.0, hands) as watchdog:
+        yield watchdog
+
+
+def test_an_answer_and_an_exception_pass_through(dog: Watchdog) -> None:
+    assert dog(max, 1, 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        dog(divmod, 1, 0)
+
+
+def test_a_call_that_never_returns_is_ended() -> None:
+    def forever() -> None:
+        while True:
+            try:
+                sum(range(50))
+            except Exception:
+                continue
+
+    with Watchdog(0.05) as watchdog:
+        with pytest.raises(TimeoutError, match=r"did not return within 0\.05 s"):
+            watchdog(forever)
+        assert watchdog(len, "as before") == 9
+
+
+def test_a_call_that_swallows_everything_is_ended_too() -> None:
+    def stubborn() -> None:
+        for _ in range(3):
+            try:
+                while True:
+                    pass
+            except BaseException:
+                continue
+
+    with Watchdog(0.05) as watchdog, pytest.raises((TimeoutError, AssertionError)):
+        watchdog(stubborn)
+        raise AssertionError("it came to an end after three interruptions, which is an end as well")
+
+
+def test_nothing_is_raised_outside_a_call(dog: Watchdog, hands: Hands) -> None:
+    dog(len, "")
+    hands.now = 100.0
+    assert dog.look() == 1.0
+    assert sum(range(1000)) == 499500
+
+
+def test_a_call_within_its_limit_is_left_alone(dog: Watchdog, hands: Hands) -> None:
+    def slow() -> float:
+        hands.now += 0.75
+        return dog.look()
+
+    assert dog(slow) == 0.25
+
+
+def test_an_interruption_that_arrives_after_the_call_returned_is_dropped(dog: Watchdog, hands: Hands) -> None:
+    """Sent while the call ran, not delivered before it ended: taken back."""
+    sent = threading.Event()
+
+    def returns_in_the_same_moment() -> str:
+        hands.now += 5.0
+        looker = threading.Thread(target=lambda: (dog.look(), sent.set()))
+        looker.start()
+        return "an answer"
+
+    for _ in range(200):
+        try:
+            assert dog(returns_in_the_same_moment) == "an answer"
+        except TimeoutError:
+            pass  # delivered in time
+        sent.wait()
+        sent.clear()
+        assert sum(range(100)) == 4950
+
+
+def test_what_was_sent_can_be_taken_back() -> None:
+    def both() -> str:
+        _raise_in(threading.get_ident(), _Overdue)
+        return "never seen"
+
+    with pytest.raises(_Overdue):
+        both()
+        sum(range(10))
+
+
+def test_a_call_within_a_call_belongs_to_the_outer_one(dog: Watchdog) -> None:
+    assert dog(lambda: dog(lambda: dog(len, "abc"))) == 3
+
+
+def test_closing_ends_the_thread() -> None:
+    watchdog = Watchdog(1.0)
+    watchdog(len, "")
+    watchdog.close()
+    assert not any(thread.name == "mainspring-watchdog" for thread in threading.enumerate())

@@ -1,0 +1,400 @@
+"""The native protocol without a socket: text in, bytes out, compared byte by byte where it matters."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mainspring.core.errors import ERROR_KINDS, ClientError
+from mainspring.core.messages import Failure, Finish, FinishReason, Timing, Usage
+from mainspring.plugins.text.events import Accepted, Delta, Ended, TextEvent
+from mainspring.plugins.wire import llm_v1
+from mainspring.plugins.wire.llm_v1 import Cancel, Close, Generate, Session, Stream
+from mainspring.plugins.wire.llm_v1_frames import DeltaFrame, HelloFrame, decode
+from mainspring.plugins.wire.llm_v1_requests import PingFrame
+
+TIMING = Timing(arrival=10.0, scheduled=10.25, first_token=10.75, finished=12.0)
+
+
+def make_session() -> Session:
+    session = Session(server="mainspring/1", model="tiny", limits={"max_message_bytes": 99}, wall_clock=lambda: 1234.9)
+    assert isinstance(decode(session.pop() or b""), HelloFrame)
+    return session
+
+
+def drain(session: Session) -> list[dict[str, Any]]:
+    frames = []
+    while (frame := session.pop()) is not None:
+        frames.append(json.loads(frame))
+    return frames
+
+
+def begin(session: Session, stream_id: str = "a", **fields: Any) -> Stream:
+    frame = {"type": "generate", "id": stream_id, "prompt": "Hi"} | fields
+    (action,) = session.receive(json.dumps(frame))
+    assert isinstance(action, Generate)
+    return action.stream
+
+
+def finish(reason: FinishReason = FinishReason.STOP, **more: Any) -> Finish:
+    return Finish(reason=reason, usage=Usage(input=3, cached=1, output=2), timing=TIMING, **more)
+
+
+def refusal(session: Session, text: str) -> dict[str, Any]:
+    assert session.receive(text) == []
+    (frame,) = drain(session)
+    assert frame["type"] == "error"
+    return frame
+
+
+def test_hello_is_the_first_frame_byte_by_byte() -> None:
+    session = Session(server="mainspring/1", model="tiny", limits={"max_message_bytes": 99}, wall_clock=lambda: 0.0)
+    assert session.pop() == (
+        b'{"type":"hello","protocol":"llm.v1","server":"mainspring/1","models":["tiny"],'
+        b'"limits":{"max_message_bytes":99,"max_id_chars":64},'
+        b'"features":["cancel","multiplex","ping","return_token_ids"]}'
+    )
+
+
+def test_a_whole_generation_byte_by_byte() -> None:
+    """D1, E2: text stays UTF-8, usage and timing come with the terminal, seq has no gap."""
+    session = make_session()
+    stream = begin(session)
+    stream.event(Accepted("r1", 3))
+    assert session.pop() == b'{"type":"start","id":"a","seq":0,"model":"tiny","created":1234,"rid":"r1"}'
+    stream.event(Delta("r1", "漢字é 👩‍👩‍👧", (5, 6)))
+    expected = '{"type":"delta","id":"a","seq":1,"text":"漢字é 👩‍👩‍👧","n":2}'
+    assert session.pop() == expected.encode()
+    stream.event(Ended("r1", "", (7,), finish(stop="END")))
+    assert session.pop() == (
+        b'{"type":"done","id":"a","seq":2,"reason":"stop","stop":"END","usage":{"input":3,"cached":1,"output":2},'
+        b'"timing":{"queued":250.0,"prefill":500.0,"ttft":750.0,"decode":1250.0,"total":2000.0}}'
+    )
+    assert session.pop() is None
+    assert session.streams == {}
+
+
+def test_deltas_join_while_the_peer_is_slow_and_nothing_is_lost() -> None:
+    session = make_session()
+    one, two = begin(session, "1", return_token_ids=True), begin(session, "2")
+    for stream in (one, two):
+        stream.event(Accepted("r" + stream.id, 3))
+    for number in range(100):
+        one.event(Delta("r1", f"x{number} ", (number,)))
+        two.event(Delta("r2", f"y{number} ", (number,)))
+    one.event(Ended("r1", "end", (100,), finish()))
+    one_again = begin(session, "1")  # the id is free from the terminal on
+    one_again.event(Ended("r3", "", (), finish(FinishReason.CANCELLED)))
+    frames = drain(session)
+    assert [(f["type"], f["id"], f["seq"]) for f in frames] == [
+        ("start", "1", 0),
+        ("start", "2", 0),
+        ("delta", "1", 1),
+        ("delta", "2", 1),
+        ("done", "1", 2),
+        ("done", "1", 0),
+    ]
+    assert frames[2]["text"] == "".join(f"x{number} " for number in range(100)) + "end"
+    assert frames[2]["tokens"] == list(range(101))
+    assert frames[2]["n"] == 101
+    assert frames[3]["n"] == 100
+    assert "tokens" not in frames[3]
+
+
+def test_tokens_without_text_are_counted_with_the_next_text() -> None:
+    session = make_session()
+    stream = begin(session)
+    stream.event(Delta("r", "", (1,)))
+    stream.event(Delta("r", "", (2,)))
+    assert session.pop() is None
+    stream.event(Delta("r", "é", (3,)))
+    assert drain(session) == [{"type": "delta", "id": "a", "seq": 0, "text": "é", "n": 3}]
+    asked = begin(session, "b", return_token_ids=True)
+    asked.event(Delta("r", "", (1,)))
+    assert drain(session) == [{"type": "delta", "id": "b", "seq": 0, "text": "", "n": 1, "tokens": [1]}]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=3), st.booleans()), max_size=60))
+def test_any_interleaving_keeps_text_order_and_gapless_seq(script: list[tuple[int, str, bool]]) -> None:
+    """E-15, 117: each stream's frames are gapless and its text complete, whenever the writer gets its turn."""
+    session = make_session()
+    streams = [begin(session, str(number)) for number in range(3)]
+    frames: list[dict[str, Any]] = []
+    sent = ["", "", ""]
+    for number, text, writer_runs in script:
+        streams[number].event(Delta("r", text, (1,)))
+        sent[number] += text
+        if writer_runs and (frame := session.pop()) is not None:
+            frames.append(json.loads(frame))
+    for stream in streams:
+        stream.event(Ended("r", "!", (2,), finish()))
+    frames += drain(session)
+    for number in range(3):
+        mine = [frame for frame in frames if frame["id"] == str(number)]
+        assert [frame["seq"] for frame in mine] == list(range(len(mine)))
+        assert "".join(frame.get("text", "") for frame in mine) == sent[number] + "!"
+        assert [frame["type"] for frame in mine].count("done") == 1
+        assert mine[-1]["type"] == "done"
+    assert session.backlog_bytes == 0
+
+
+def test_timing_leaves_out_what_never_happened() -> None:
+    session = make_session()
+    stream = begin(session)
+    usage = Usage(input=0, cached=0, output=0)
+    stream.event(Ended("r", "", (), Finish(FinishReason.CANCELLED, usage, Timing(arrival=1.0, finished=1.5))))
+    (done,) = drain(session)
+    assert done["timing"] == {"total": 500.0}
+    assert done["seq"] == 0
+    assert "stop" not in done
+
+
+def test_failure_is_an_error_frame_with_usage_and_the_request_id() -> None:
+    """E1, E2."""
+    session = make_session()
+    stream = begin(session)
+    stream.event(Accepted("r9", 3))
+    stream.event(Ended("r9", "tail", (4,), finish(FinishReason.ERROR, failure=Failure("server_error", "step failed"))))
+    start, delta, error = drain(session)
+    assert (start["seq"], delta["seq"], delta["text"]) == (0, 1, "tail")
+    assert error == {
+        "type": "error",
+        "id": "a",
+        "seq": 2,
+        "code": "server_error",
+        "status": 500,
+        "message": "step failed (request r9)",
+        "usage": {"input": 3, "cached": 1, "output": 2},
+    }
+
+
+@pytest.mark.parametrize("code", sorted(ERROR_KINDS))
+def test_every_code_has_its_status_and_load_a_retry_hint(code: str) -> None:
+    session = make_session()
+    stream = begin(session)
+    stream.refuse(ClientError(code, "why", "field"))
+    (error,) = drain(session)
+    assert (error["status"], error["param"], error["seq"]) == (ERROR_KINDS[code].status, "field", 0)
+    assert ("retry_after_ms" in error) == (ERROR_KINDS[code].fault == "load")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "param"),
+    [
+        ("", "invalid_json", None),
+        ("nonsense", "invalid_json", None),
+        ('{"type":"ping"', "invalid_json", None),
+        ('{"type":"ping","x":NaN}', "invalid_json", None),
+        ('{"type":"ping","x":"\\ud800"}', "invalid_json", None),
+        ("[" * 100_000, "invalid_json", None),
+        ("[]", "invalid_request", None),
+        ('"generate"', "invalid_request", None),
+        ("null", "invalid_request", None),
+        ("{}", "invalid_request", "type"),
+        ('{"type":7}', "invalid_request", "type"),
+        ('{"type":"generat"}', "unknown_event", "type"),
+        ('{"type":"cancel"}', "invalid_request", "id"),
+        ('{"type":"cancel","id":"a","reason":1}', "unsupported_parameter", "reason"),
+        ('{"type":"generate","prompt":"x"}', "invalid_request", "id"),
+        ('{"type":"generate","id":7,"prompt":"x"}', "invalid_request", "id"),
+        ('{"type":"generate","id":"","prompt":"x"}', "invalid_request", "id"),
+        ('{"type":"generate","id":"a b","prompt":"x"}', "invalid_request", "id"),
+        ('{"type":"generate","id":"a\\n","prompt":"x"}', "invalid_request", "id"),
+        ('{"type":"generate","id":"é","prompt":"x"}', "invalid_request", "id"),
+        ('{"type":"generate","id":"' + "x" * 65 + '","prompt":"x"}', "invalid_request", "id"),
+    ],
+)
+def test_a_frame_that_starts_nothing_is_answered_without_id(text: str, code: str, param: str | None) -> None:
+    """F4, D3: one error frame each, never silence; without id, so that no stream takes it for its end."""
+    frame = refusal(make_session(), text)
+    assert (frame["code"], frame.get("param")) == (code, param)
+    assert "id" not in frame
+    assert "seq" not in frame
+
+
+def test_unknown_names_get_the_nearest_valid_one() -> None:
+    """F-01."""
+    session = make_session()
+    assert "did you mean 'generate'?" in refusal(session, '{"type":"generat"}')["message"]
+    frame = refusal(session, '{"type":"generate","id":"a","prompt":"x","temprature":1}')
+    assert (frame["code"], frame["param"], frame["id"], frame["seq"]) == ("unsupported_parameter", "temprature", "a", 0)
+    assert "did you mean 'temperature'?" in frame["message"]
+    assert session.streams == {}
+
+
+def test_ids_of_1_to_64_characters_are_echoed() -> None:
+    session = make_session()
+    for stream_id in ("x", "A-Z_a.z-09", "x" * 64):
+        assert begin(session, stream_id).id == stream_id
+
+
+def test_duplicate_id_leaves_the_first_alone() -> None:
+    """E-02: the refusal has no id, because an error with the id of a live stream is that stream's end."""
+    session = make_session()
+    stream = begin(session)
+    for text in ('{"type":"generate","id":"a","prompt":"x"}', '{"type":"generate","id":"a","prompt":7}'):
+        frame = refusal(session, text)
+        assert "id" not in frame
+        assert "seq" not in frame
+    stream.event(Accepted("r1", 1))
+    stream.event(Ended("r1", "", (), finish()))
+    assert [(f["type"], f["seq"]) for f in drain(session)] == [("start", 0), ("done", 1)]
+
+
+def test_duplicate_id_has_its_own_code() -> None:
+    session = make_session()
+    begin(session)
+    frame = refusal(session, '{"type":"generate","id":"a","prompt":"x"}')
+    assert (frame["code"], frame["param"]) == ("duplicate_id", "id")
+    assert "'a'" in frame["message"]
+
+
+def test_cancel_names_a_live_stream_or_is_ignored() -> None:
+    """A4: idempotent; the terminal comes from the engine, with usage."""
+    session = make_session()
+    cancel = '{"type":"cancel","id":"a"}'
+    assert session.receive(cancel) == []
+    stream = begin(session)
+    assert session.receive(cancel) == [Cancel(stream)]
+    assert session.receive(cancel) == [Cancel(stream)]
+    stream.event(Ended("r", "", (), finish(FinishReason.CANCELLED)))
+    assert session.receive(cancel) == []
+    (done,) = drain(session)
+    assert done["reason"] == "cancelled"
+    assert done["usage"]["output"] == 2
+
+
+def test_ping_comes_back_with_its_fields() -> None:
+    session = make_session()
+    assert session.receive('{"type":"ping","id":"é","t":[1,{"a":null}],"seq":1.5}') == []
+    assert session.pop() == '{"id":"é","t":[1,{"a":null}],"seq":1.5,"type":"pong"}'.encode()
+    big = "9" * 40
+    assert session.receive(f'{{"type":"ping","n":{big}}}') == []
+    assert session.pop() == f'{{"n":{big},"type":"pong"}}'.encode()
+
+
+def test_ping_too_deep_to_write_back_is_refused() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    session = make_session()
+    assert session.handle(PingFrame({"x": nested})) == []
+    assert drain(session)[0]["code"] == "invalid_request"
+    while nested:  # taking it apart here keeps the interpreter from doing so recursively
+        nested = nested.pop()
+
+
+def test_ten_bad_frames_in_a_row_close_1008() -> None:
+    """F4, E-10."""
+    session = make_session()
+    for _ in range(9):
+        assert session.receive("?") == []
+    begin(session)  # a good one starts the count again
+    for _ in range(9):
+        assert session.receive("[]") == []
+    (action,) = session.receive('{"type":"what"}')
+    assert isinstance(action, Close)
+    assert action.code == 1008
+    assert len(drain(session)) == 19
+
+
+def test_rejected_generates_are_not_abuse() -> None:
+    session = make_session()
+    for number in range(30):
+        assert session.receive(f'{{"type":"generate","id":"{number}","prompt":7}}') == []
+    assert {(f["code"], f["param"], f["seq"]) for f in drain(session)} == {("invalid_request", "prompt", 0)}
+
+
+@given(
+    st.one_of(
+        st.text(),
+        st.binary(),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+            lambda inner: (
+                st.lists(inner, max_size=4)
+                | st.dictionaries(st.sampled_from(["type", "id", "prompt", "stop", "x"]), inner, max_size=4)
+            ),
+        ).map(lambda value: json.dumps(value, ensure_ascii=False)),
+    )
+)
+def test_no_text_whatever_raises(text: str | bytes) -> None:
+    if isinstance(text, str) and re.search("[\ud800-\udfff]", text):
+        return  # not UTF-8: the WebSocket library has refused it already
+    session = make_session()
+    actions = session.receive(text)
+    assert actions or drain(session)
+
+
+COMMANDS = st.tuples(
+    st.sampled_from(["generate", "wrong", "cancel", "ping", "garbage", "accept", "delta", "end", "write"]),
+    st.sampled_from(["a", "b", "c"]),
+)
+
+
+@given(st.lists(COMMANDS, max_size=80))
+def test_any_order_of_messages_keeps_the_laws(script: list[tuple[str, str]]) -> None:
+    """Every generate ends with exactly one terminal, ``seq`` is gapless, and what is no stream's has no ``seq``."""
+    session = make_session()
+    frames: list[dict[str, Any]] = []
+    asked = 0
+    for command, name in script:
+        live = session.streams.get(name)
+        if command in ("generate", "wrong"):
+            asked += live is None
+            prompt = "x" if command == "generate" else ""
+            session.receive(json.dumps({"type": "generate", "id": name, "prompt": prompt}))
+        elif command == "cancel":
+            assert session.receive(json.dumps({"type": "cancel", "id": name})) == ([Cancel(live)] if live else [])
+        elif command in ("ping", "garbage"):
+            session.receive('{"type":"ping"}' if command == "ping" else "{")
+        elif command == "write":
+            frames += [json.loads(frame) for frame in [session.pop()] if frame is not None]
+        elif live is not None:
+            events: dict[str, TextEvent] = {
+                "accept": Accepted("r", 1),
+                "delta": Delta("r", "t", (1,)),
+                "end": Ended("r", "", (), finish()),
+            }
+            live.event(events[command])
+    for live in list(session.streams.values()):
+        live.event(Ended("r", "u", (1,), finish()))
+    frames += drain(session)
+    expected = dict.fromkeys("abc", 0)
+    num_terminals = 0
+    for frame in frames:
+        if "id" not in frame:
+            assert "seq" not in frame
+            continue
+        assert frame["seq"] == expected[frame["id"]]
+        expected[frame["id"]] += 1
+        if frame["type"] in ("done", "error"):
+            expected[frame["id"]] = 0
+            num_terminals += 1
+    assert num_terminals == asked
+    assert set(expected.values()) == {0}
+
+
+def test_every_frame_is_one_object_with_a_type_and_reads_back() -> None:
+    """F6: what the server writes is what the client's reader understands."""
+    session = make_session()
+    stream = begin(session)
+    stream.event(Delta("r", '"\n\u2028', (1,)))
+    frame = session.pop() or b""
+    assert b"\n" not in frame
+    assert decode(frame) == DeltaFrame(id="a", seq=0, text='"\n\u2028', n=1)
+    assert decode('{"type":"goaway","grace_ms":1}') is None
+    assert decode('{"type":"pong","x":1}') is not None
+
+
+def test_the_protocol_does_no_io() -> None:
+    folder = Path(llm_v1.__file__).parent
+    source = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    assert "class Session" in source
+    assert not re.search(r"import (asyncio|socket|time|websockets)", source)
