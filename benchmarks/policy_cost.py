@@ -22,7 +22,7 @@ from mainspring.core.config import AllocatorConfig, Config, SchedulerConfig
 from mainspring.core.messages import Emit, SamplingParams, StepLaunch, StepResult, Submit, Wake
 from mainspring.core.policy import ExecutorInfo
 from mainspring.core.registry import Registry
-from mainspring.plugins.simulator import Simulator
+from mainspring.plugins.simulator import LinearStepTime, Simulator
 
 CASES: dict[str, tuple[str, dict[str, Any], tuple[Any, ...]]] = {
     "fcfs": ("fcfs", {}, ()),
@@ -48,7 +48,8 @@ RUNNING, TENANTS, PRIORITIES, STEPS, BLOCK = 256, 16, 4, 150, 16
 class NoModel:
     """Answers every launch at once with the same token."""
 
-    info = ExecutorInfo("none", 1000, 1 << 20, (0,), 100_000)
+    def __init__(self, num_blocks: int = 100_000, max_context: int = 1 << 20) -> None:
+        self.info = ExecutorInfo("none", 1000, max_context, (0,), num_blocks)
 
     def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
         return self.info
@@ -104,7 +105,7 @@ def measure(case: str, num_waiting: int, allocator: str = "paged") -> tuple[floa
             if row.finish is not None:
                 simulator.post(new(now))
 
-    simulator = Simulator(config, NoModel(), lambda launch: 0.01, Registry(), on_emit=refill)
+    simulator = Simulator(config, NoModel(), LinearStepTime(0.01, 0.0), Registry(), on_emit=refill)
     host: Any = simulator.actors.host
     host.planner.plan = watch.around("plan", host.planner.plan)
     handlers = host._handlers

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -16,12 +15,15 @@ import anyio.from_thread
 import msgspec
 
 from ..core.clock import MonotonicClock
+from ..core.config import check_options
 from ..core.edge import Edge, ExecutorEdge
 from ..core.kernel import Kernel
 from ..core.messages import Finish, FinishReason, Usage
 from ..core.policy import Executor
 from ..core.registry import Registry
+from .chosen import chosen
 from .config_file import load
+from .control import Control
 from .executors.thread import ExecutorThread
 from .folders import journal_folder
 from .journal import Journal
@@ -30,11 +32,6 @@ from .settings import Config
 from .text.edge import TextEdge
 from .text.events import Accepted, Delta, Ended, TextEvent
 from .wire.llm_v1_frames import timing_ms
-
-
-# Read by OpenMP when torch is first imported, which is after this module.  Threads that spin while they wait starve each
-# other, and the event loop, as soon as anything else runs on the machine; sleeping ones cost a few microseconds.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,6 +69,9 @@ class Engine:
         """
         self.config = config or load(None, overrides).config
         self.registry = registry or Registry()
+        for choice in chosen(self.config):  # what is wrong here should not wait until the weights are loaded
+            info = self.registry.resolve(choice.slot, choice.use)
+            check_options(choice.options, info.options, f"{choice.slot}.options", "configuration")
         self.text = text or TextEdge(self.config)
         settings = self.config.journal
         self.journal = Journal(settings.size, journal_folder(settings), settings.max_bytes, settings.prompts)
@@ -81,7 +81,8 @@ class Engine:
                 gateway = self.registry.make("gateway", name, {}, self.config, self.text)
                 gateway.bind()
                 self.gateways.append(gateway)
-        edges: list[Edge] = [self.text, *self.gateways]
+        self.control = Control(self.config, self.registry)
+        edges: list[Edge] = [self.text, self.control, *self.gateways]
 
         def executor(kernel: Kernel) -> ExecutorEdge:
             name, options = self.config.executor.use, self.config.executor.options

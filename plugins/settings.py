@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from ..core import config as core
-from ..core.config import NonNegInt, PosInt, Section
+from ..core.config import NonNegInt, PosFloat, PosInt, Section
+
+NonNegFloat = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class ModelConfig(Section, frozen=True):
@@ -20,8 +22,25 @@ class ServerConfig(Section, frozen=True):
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     admin_key: str = ""
-    drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0  # running requests may finish for so long on SIGTERM
+    drain_s: NonNegFloat = 30.0  # running requests may finish for so long on SIGTERM
     max_message_bytes: PosInt = 16 * 2**20
+    keys_file: str = ""  # TOML, one table per API key; "": anybody may connect
+    query_key: bool = False  # take a key from ?api_key= too, although addresses end up in logs
+    allow_origins: tuple[str, ...] = ()  # exact Origin values of web pages; on loopback also pages of this machine
+    model_aliases: tuple[str, ...] = ()  # further names under which the model is served
+    metrics_prefix: str = "mainspring:"  # before every name in /metrics; "vllm:" fits existing dashboards
+    max_connections: PosInt = 1000
+    max_connections_per_key: PosInt = 100
+    max_running_per_connection: PosInt = 16  # requests given to the engine at once; more wait in the gateway
+    max_queued_per_connection: NonNegInt = 64  # of those that wait; beyond it queue_full
+    max_queued: NonNegInt = 1024  # of those that wait on all connections
+    max_pending_bytes: PosInt = 32 * 2**20  # of the frames of one connection's unfinished requests
+    max_retain_s: NonNegFloat = 300.0  # longest time a stream can be resumed after its connection is lost
+    max_retained_per_key: NonNegInt = 64  # streams kept for a resume
+    max_connection_age_s: NonNegFloat = 3600.0  # give or take 5 %; 0: no limit
+    idle_timeout_s: NonNegFloat = 600.0  # without a request and without a frame; 0: no limit
+    write_deadline_s: PosFloat = 60.0  # one send may wait so long for a client that does not read
+    pause_max_s: PosFloat = 60.0  # a request paused for longer, because its client does not read, is cancelled
 
 
 class JournalConfig(Section, frozen=True):

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 #: Seconds between attempts once a call is overdue: the first may land in a ``try`` that swallows everything.
 _AGAIN_S = 0.01
@@ -72,7 +72,7 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
-    def __enter__(self) -> Watchdog:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -1,9 +1,9 @@
 """Fair shares by tenant: a counter of service received for each, the smallest admitted first.
 
 Service counts prompt tokens when a request first starts and output tokens as they come, each with its weight, divided
-by the tenant's own weight.  A tenant that comes back from idle is lifted to the smallest counter of those who wait:
-it cannot save up credit by staying away.  ``lift = false`` is least-counter-first, which gives that credit.
-While two tenants both have requests waiting, their counters differ by at most
+by the tenant's own weight.  A tenant that comes back from idle is lifted to the smallest counter of those who wait,
+or of the last one who did: it cannot save up credit by staying away.  ``lift = false`` is least-counter-first, which
+gives that credit.  While two tenants both have requests waiting, their counters differ by at most
 ``2 * max(input_weight * longest prompt, output_weight * tokens of a full batch)``, however long it goes on.
 """
 
@@ -38,6 +38,7 @@ class Fair(KeyedPolicy):
         super().__init__(options or Options(), context)
         self._counters: dict[str, float] = {}
         self._waiting: dict[str, set[str]] = {}  # tenant -> rids; nobody without waiting requests is in here
+        self._last = ""  # tenant that was the last to have something waiting
         self._level = 0.0  # where a returning tenant starts
 
     def bucket(self, request: RequestView) -> Hashable:
@@ -68,8 +69,8 @@ class Fair(KeyedPolicy):
 
     def _return(self, tenant: str) -> None:
         """A tenant had nothing waiting and now has."""
-        if self._waiting:
-            self._level = max(self._level, min(self._counters[waiting] for waiting in self._waiting))
+        others = self._waiting or (self._last,)
+        self._level = max(self._level, min(self._counters.get(one, 0.0) for one in others))
         counter = self._counters.get(tenant, 0.0)
         self._counters[tenant] = max(counter, self._level) if self.options.lift else counter
         if self.options.lift and len(self._counters) > 2 * len(self._waiting) + 64:  # who would be lifted is forgotten
@@ -80,8 +81,8 @@ class Fair(KeyedPolicy):
     def _leave(self, tenant: str, rid: str) -> None:
         rids = self._waiting.get(tenant, set())
         rids.discard(rid)
-        if not rids:
-            self._waiting.pop(tenant, None)
+        if not rids and self._waiting.pop(tenant, None) is not None:
+            self._last = tenant
 
     def _charge(self, tenant: str, service: float) -> None:
         self._counters[tenant] = self._counters.get(tenant, self._level) + self._cost(tenant, service)

@@ -10,9 +10,11 @@ from collections.abc import Callable
 import anyio
 import structlog
 
+from ...core.errors import MainspringError
 from ...core.hookspecs import Register, hookimpl
 from .. import logs
 from ..engine import Engine
+from ..settings import Config
 from .command import FAILED, OK
 from .options import add_config, load_config
 
@@ -29,39 +31,51 @@ class ServeCommand:
         loaded = load_config(args)
         logs.setup(loaded.config.log)
         engine = Engine(loaded.config, gateways=True, progress=lambda line: log.info("loading", what=line))
-        return asyncio.run(serve(engine))
+        return asyncio.run(serve(engine, lambda: load_config(args).config))
 
 
-async def serve(engine: Engine) -> int:
-    """Serve until a signal: the first drains, a second one stops at once."""
-    loop = asyncio.get_running_loop()
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+async def serve(engine: Engine, reread: Callable[[], Config]) -> int:
+    """Serve until a signal: the first drains, a second one stops at once.  SIGHUP applies what ``reread`` returns.
+
+    Raises what ended the engine.
+    """
+    stopping = anyio.CancelScope()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, engine, reread)
+    signals = asyncio.create_task(_watch_signals(engine, stopping))
+    try:
+        with stopping:
+            async with engine:
+                log.info("ready", model=engine.kernel.info.model, detail=engine.kernel.info.detail)
+                await anyio.sleep_forever()
+    finally:
+        signals.cancel()
+    return FAILED if signals.done() else OK
+
+
+def _reload(engine: Engine, reread: Callable[[], Config]) -> None:
+    try:
+        engine.control.reload(reread())
+    except MainspringError as error:
+        log.error("reload_refused", reason=str(error))
+
+
+async def _watch_signals(engine: Engine, stopping: anyio.CancelScope) -> None:
+    """Returns only after a second signal."""
+    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signals.put_nowait, number)
-    code = OK
-    async with anyio.create_task_group() as group:
-        stop = group.cancel_scope.cancel
-
-        async def watch() -> None:
-            log.info("stopping", signal=(await signals.get()).name, drain_s=engine.config.server.drain_s)
-            if not engine.kernel.ready:  # still loading: there is nothing to drain
-                stop()
-            group.start_soon(_drain, engine, stop)
-            log.warning("stopping_now", signal=(await signals.get()).name)
-            nonlocal code
-            code = FAILED
-            stop()
-
-        group.start_soon(watch)
-        async with engine:
-            log.info("ready", model=engine.kernel.info.model, detail=engine.kernel.info.detail)
-            await anyio.sleep_forever()
-    return code
+        asyncio.get_running_loop().add_signal_handler(number, received.put_nowait, number)
+    log.info("stopping", signal=(await received.get()).name, drain_s=engine.config.server.drain_s)
+    draining = asyncio.create_task(_drain(engine, stopping))
+    second = await received.get()
+    log.warning("stopping_now", signal=second.name)
+    draining.cancel()
+    stopping.cancel()
 
 
-async def _drain(engine: Engine, stop: Callable[[], None]) -> None:
-    await engine.drain()
-    stop()
+async def _drain(engine: Engine, stopping: anyio.CancelScope) -> None:
+    if engine.kernel.ready:  # while it is still loading there is nothing to drain
+        await engine.drain()
+    stopping.cancel()
 
 
 @hookimpl

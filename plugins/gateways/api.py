@@ -1,13 +1,14 @@
-"""What a gateway needs from the text edge."""
+"""What a gateway needs from the text edge, and from the session of a wire protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from ...core.messages import FinishReason
 from ..schema import GenerateRequest
 from ..text.events import TextEvent
+from ..wire.actions import Action
 
 
 class TextApi(Protocol):
@@ -25,3 +26,37 @@ class TextApi(Protocol):
 
     def cancel(self, rid: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a generation early; its ``Ended`` still comes.  Unknown and finished rids are ignored."""
+
+    def pause(self, rids: Iterable[str]) -> None:
+        """Generate no further tokens for these until ``resume``."""
+
+    def resume(self, rids: Iterable[str]) -> None:
+        """Generate again."""
+
+
+class ServerSession(Protocol):
+    """One connection's protocol without I/O.  ``num_sources`` answers are not finished."""
+
+    num_sources: int
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Replies that wait to be sent."""
+
+    def hello(self) -> bytes | None:
+        """What the server says first."""
+
+    def parse(self, text: str | bytes) -> Any:
+        """One client frame, completely checked; pure, may run on any thread, never raises."""
+
+    def handle(self, frame: Any) -> list[Action]:
+        """Take a parsed frame."""
+
+    def pop(self) -> bytes | None:
+        """The next frame to send."""
+
+    def goaway(self, reason: str, grace_ms: int) -> None:
+        """The connection ends soon (``drain`` or ``max_age``): take nothing new."""
+
+    def farewell(self, reason: str) -> None:
+        """Queue the last words before a close for this reason."""

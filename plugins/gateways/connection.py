@@ -1,4 +1,4 @@
-"""One WebSocket connection of the native protocol: a reader, a writer, and the generations between them.
+"""One WebSocket connection: a reader, a writer, and the generations between them, whatever protocol it speaks.
 
 The reader never waits for the model or for a send, so a cancel or a disconnect is seen at once.  Events of the text
 edge are taken synchronously and only wake the writer.  The library never times out a peer that stopped reading (its
@@ -9,20 +9,22 @@ then aborts the transport.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
-from ...core.edge import KernelPort
 from ...core.errors import ClientError
-from ...core.messages import Finish, Note
 from ..logs import get
-from ..text.events import Ended, TextEvent
-from ..wire.llm_v1 import Cancel, Close, Generate, Session, Stream
-from ..wire.llm_v1_requests import ClientFrame, parse_frame
-from .api import TextApi
+from ..wire.actions import Cancel, Close, Generate, Resume
+from ..wire.llm_v1 import Session as NativeSession
+from ..wire.llm_v1 import Stream
+from ..wire.outbox import Source
+from .api import ServerSession
+from .generation import Generation
+from .hub import Hub
+from .keys import Peer
 
 THREAD_PARSE_CHARS = 64 * 1024  # frames from this size on are parsed on a thread
 MAX_BACKLOG_BYTES = 2**20  # replies waiting beyond this: the reader reads no further frame until they are sent
@@ -34,49 +36,73 @@ _log = get("gateway")
 class Connection:
     """Serves one client until it goes; ``run`` is its whole life."""
 
-    def __init__(
-        self, ws: ServerConnection, session: Session, text: TextApi, port: KernelPort, write_deadline_s: float
-    ) -> None:
-        self._ws, self._session, self._text, self._port = ws, session, text, port
-        self._write_deadline_s = write_deadline_s
-        self._rids: dict[Stream, str] = {}  # live generations
-        self._cancelled: set[str] = set()  # those of them whose end has been asked for
+    def __init__(self, ws: ServerConnection, session: ServerSession, hub: Hub, peer: Peer, max_age_s: float) -> None:
+        """``max_age_s`` 0: it may live for ever."""
+        self._ws, self._session, self._hub, self._peer = ws, session, hub, peer
+        self._loop = asyncio.get_running_loop()
+        self._generations: dict[Source, Generation] = {}  # attached and not ended
+        self._waiting: deque[Generation] = deque()  # those of them that are not open yet
+        self._kept: set[Generation] = set()  # ended, but could be resumed elsewhere
+        self._num_open = 0
+        self._num_bytes = 0  # of the frames of all of them
         self._wake = asyncio.Event()  # there may be something to send
         self._idle = asyncio.Event()  # nothing waits and nothing is being sent, or nothing will be sent any more
+        self._idle.set()
         self._writing = True  # until the writer has ended
+        self._writer: asyncio.Task[None] | None = None  # started with the first thing to send
+        self._closer: asyncio.Task[None] | None = None
         self._sending_since: float | None = None  # loop time at which the present send began
-        self._watchdog: asyncio.TimerHandle
+        self._watchdog: asyncio.TimerHandle | None = None
         self._slow = False  # the write deadline has cut it
+        self._active_at = self._loop.time()
+        self._retire_at = self._active_at + max_age_s if max_age_s else None
+        self._leave_by: float | None = None  # once it has been told to go
+        self._patrol_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Read until the peer closes, fails or must be closed; every live generation is then cancelled."""
-        writer = asyncio.create_task(self._write(), name="ws-writer")
+        """Read until the peer closes, fails or must be closed; what can't be resumed is then cancelled."""
         try:
+            if (hello := self._session.hello()) is not None:
+                await self._ws.send(hello, text=True)  # without a writer: most connections are silent after it
+            self._patrol()
             close = await self._read()
             if close is not None:
                 await self.close(close.code, close.reason)
+        except ConnectionClosed:
+            pass
         except Exception:  # noqa: BLE001 - whatever it was, only this connection ends, with a legal close code
             _log.error("connection_failed", connection=str(self._ws.id), exc_info=True)
             await self.close(1011, "internal error")
         finally:
-            self._cancel_all()
-            writer.cancel()
+            self._writing = False
+            self._leave("disconnect")
+            for timer in (self._patrol_timer, self._watchdog):
+                if timer is not None:
+                    timer.cancel()
+            if self._writer is not None:
+                self._writer.cancel()
             self._ws.transport.abort()
             code = self._ws.close_code
             facts = {"close_code": None if code is None else int(code), "slow": self._slow}
             _log.debug("connection_closed", connection=str(self._ws.id), **facts)
+
+    def goaway(self, reason: str, grace_s: float) -> None:
+        """Take nothing new; the peer is told to connect again."""
+        self._session.goaway(reason, int(grace_s * 1e3))
+        self.poke()
 
     async def flush(self) -> None:
         """Return once everything that waits has been sent, or nothing will be sent any more."""
         while not self._idle.is_set():
             await self._idle.wait()
 
-    async def close(self, code: int, reason: str, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Cancel what runs, send what waits (terminals included), then close with ``code``; abort after the timeout."""
-        self._cancel_all()
+    async def close(self, code: int, reason: str, timeout_s: float = CLOSE_TIMEOUT_S, keep: bool = True) -> None:
+        """Cancel what runs (``keep``: but what can be resumed), send what waits (terminals included), then close with
+        ``code``; abort after the timeout."""
+        self._leave(reason, keep)
         try:
             async with asyncio.timeout(timeout_s):
-                while self._writing and (self._rids or not self._idle.is_set()):
+                while self._writing and (self._generations or not self._idle.is_set()):
                     self._idle.clear()
                     await self._idle.wait()
                 await self._ws.close(code, reason)
@@ -86,6 +112,7 @@ class Connection:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     async def _read(self) -> Close | None:
+        parse = self._session.parse
         while True:
             try:
                 message = await self._ws.recv()
@@ -93,67 +120,150 @@ class Connection:
                 return None
             if isinstance(message, bytes):
                 return Close(1003, "only text frames are understood here")
-            received = self._port.now()
+            received = self._hub.port.now()
+            self._active_at = self._loop.time()
             big = len(message) >= THREAD_PARSE_CHARS
-            frame = await asyncio.to_thread(parse_frame, message) if big else parse_frame(message)
-            close = self._handle(frame, received)
-            self._poke()
-            if close is not None:
-                return close
+            frame = await asyncio.to_thread(parse, message) if big else parse(message)
+            for action in self._session.handle(frame):
+                if isinstance(action, Close):
+                    return action
+                if isinstance(action, Generate):
+                    self._generate(action.stream, received, len(message))
+                elif isinstance(action, Resume):
+                    self._resume(action)
+                elif isinstance(action, Cancel) and (running := self._generations.get(action.stream)) is not None:
+                    running.cancel("client")
+            self.poke()
             while self._session.backlog_bytes > MAX_BACKLOG_BYTES and self._writing:
                 self._idle.clear()
                 await self._idle.wait()
 
-    def _handle(self, frame: ClientFrame, received: float) -> Close | None:
-        for action in self._session.handle(frame):
-            if isinstance(action, Close):
-                return action
-            if isinstance(action, Cancel):
-                self._cancel(self._rids[action.stream], "client")
+    def _generate(self, source: Source, received: float, num_bytes: int) -> None:
+        hub = self._hub
+        try:
+            if hub.port.draining:
+                raise ClientError("draining", "the server is draining; connect again for new generations")
+            wait = self._num_open >= hub.server.max_running_per_connection
+            total = self._num_bytes + num_bytes if self._generations else 0
+            if wait or total > hub.server.max_pending_bytes:
+                hub.admission.check_queue(len(self._waiting), total)
+            generation = Generation(hub, source, self._peer, self, received, num_bytes)
+        except ClientError as error:
+            source.refuse(error)
+            return
+        self._generations[source] = generation
+        self._num_bytes += num_bytes
+        if wait:
+            self._waiting.append(generation)
+            hub.admission.num_queued += 1
+        else:
+            self._num_open += 1
+            generation.open()
+
+    def _resume(self, action: Resume) -> None:
+        session, hub = self._session, self._hub
+        assert isinstance(session, NativeSession)
+        try:
+            generation = hub.shelf.find(self._peer, action.token)
+            source, old = generation.source, generation.connection
+            assert isinstance(source, Stream)
+            if source.id != action.id:
+                raise ClientError("resume_unknown", "no stream with this id has this token", "id")
+            session.attach(source, action.after)
+        except ClientError as error:
+            session.refuse_resume(error, action.id)
+            return
+        if old is not None:
+            old.release(generation)
+            old.forget(generation)
+            old.poke()
+        generation.attached(self)
+        if generation.ended:
+            self._kept.add(generation)
+        else:
+            self._generations[source] = generation
+            self._num_open += 1
+
+    def release(self, generation: Generation) -> None:
+        """It is not this connection's any more."""
+        if self._generations.pop(generation.source, None) is None:
+            return
+        self._num_bytes = max(0, self._num_bytes - generation.num_bytes)
+        self._active_at = self._loop.time()
+        if generation in self._waiting:
+            self._waiting.remove(generation)
+            self._hub.admission.num_queued -= 1
+        else:
+            self._num_open -= 1
+        while self._waiting and self._num_open < self._hub.server.max_running_per_connection:
+            self._hub.admission.num_queued -= 1
+            self._num_open += 1
+            self._waiting.popleft().open()
+
+    def ended(self, generation: Generation) -> None:
+        """It has had its terminal."""
+        self.release(generation)
+        if generation.token is not None:
+            self._kept.add(generation)
+
+    def forget(self, generation: Generation) -> None:
+        """It can't be resumed any more."""
+        self._kept.discard(generation)
+
+    def _leave(self, why: str, keep: bool = True) -> None:
+        """End what can't be resumed, the waiting ones first so that none of them is opened."""
+        for generation in [*self._waiting, *self._generations.values()]:
+            if keep and generation.detach():
+                self.release(generation)
             else:
-                self._generate(action, received)
+                generation.cancel(why)
+        while self._kept:
+            self._kept.pop().detach()
+
+    # --- age and idleness --------------------------------------------------------------------------------------------
+
+    def _patrol(self) -> None:
+        """Close an old or idle connection; called when there may be a reason."""
+        now, server = self._loop.time(), self._hub.server
+        busy = bool(self._session.num_sources)
+        due = []
+        if self._leave_by is not None:
+            if not busy or now >= self._leave_by:
+                return self._retire(1012, "greatest age of a connection reached", "max_age")
+            due.append(min(self._leave_by, now + 1.0))
+        elif self._retire_at is not None:
+            if now >= self._retire_at:
+                self._leave_by = now + server.drain_s
+                self.goaway("max_age", server.drain_s)
+                due.append(now + min(1.0, server.drain_s))
+            else:
+                due.append(self._retire_at)
+        if server.idle_timeout_s:
+            idle_at = (now if busy else self._active_at) + server.idle_timeout_s
+            if now >= idle_at:
+                return self._retire(1001, "idle for too long", "idle")
+            due.append(idle_at)
+        if due:
+            self._patrol_timer = self._loop.call_at(min(due), self._patrol)
         return None
 
-    def _generate(self, action: Generate, received: float) -> None:
-        stream = action.stream
-        if self._port.draining:
-            stream.refuse(ClientError("draining", "the server is draining; connect again for new generations"))
-            return
-        rid = self._text.open(stream.request, self._sink(stream), received=received)
-        self._port.post(Note(rid, "gateway", {"name": "ws", "client_id": stream.id}))
-        if stream.finish is None:
-            self._rids[stream] = rid
-
-    def _sink(self, stream: Stream) -> Callable[[TextEvent], None]:
-        def sink(event: TextEvent) -> None:
-            stream.event(event)
-            if isinstance(event, Ended):
-                self._rids.pop(stream, None)
-                self._cancelled.discard(event.rid)
-                _log_request(stream, event.rid, event.finish)
-            self._poke()
-
-        return sink
-
-    def _cancel_all(self) -> None:
-        for rid in list(self._rids.values()):
-            self._cancel(rid, "disconnect")
-
-    def _cancel(self, rid: str, why: str) -> None:
-        if rid not in self._cancelled:
-            self._cancelled.add(rid)
-            self._port.post(Note(rid, "gateway.cancel", {"why": why}))
-            self._text.cancel(rid)
+    def _retire(self, code: int, reason: str, why: str) -> None:
+        self._session.farewell(why)
+        self.poke()
+        self._closer = asyncio.create_task(self.close(code, reason), name="ws-closer")
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _poke(self) -> None:
+    def poke(self) -> None:
+        """There may be something to send."""
         if self._writing:
             self._idle.clear()
             self._wake.set()
+            if self._writer is None:
+                self._writer = asyncio.create_task(self._write(), name="ws-writer")
 
     async def _write(self) -> None:
-        ws, pop, loop = self._ws, self._session.pop, asyncio.get_running_loop()
+        ws, pop, loop = self._ws, self._session.pop, self._loop
         self._watch()
         try:
             while True:
@@ -175,32 +285,18 @@ class Connection:
             # The reader hears of the end as well, but perhaps only when the closing handshake has timed out.
             self._writing = False
             self._idle.set()
-            self._watchdog.cancel()
-            self._cancel_all()
+            if self._watchdog is not None:
+                self._watchdog.cancel()
+            self._leave("disconnect")
 
     def _watch(self) -> None:
         """Abort the connection when one send takes too long: one timer, since a time-out per send would cost as much
         as half the send."""
-        loop, since = asyncio.get_running_loop(), self._sending_since
-        due = (loop.time() if since is None else since) + self._write_deadline_s
+        loop, since, deadline_s = self._loop, self._sending_since, self._hub.server.write_deadline_s
+        due = (loop.time() if since is None else since) + deadline_s
         if due > loop.time():
             self._watchdog = loop.call_at(due, self._watch)
         else:
             self._slow = True
+            self._hub.num_slow_closed += 1
             self._ws.transport.abort()
-
-
-def _log_request(stream: Stream, rid: str, finish: Finish) -> None:
-    timing = finish.timing
-    ttft_ms = None if timing.first_token is None else round((timing.first_token - timing.arrival) * 1e3, 1)
-    _log.info(
-        "request",
-        rid=rid,
-        client_id=stream.id,
-        reason=finish.reason.value,
-        code=None if finish.failure is None else finish.failure.code,
-        input_tokens=finish.usage.input,
-        cached_tokens=finish.usage.cached,
-        output_tokens=finish.usage.output,
-        ttft_ms=ttft_ms,
-    )

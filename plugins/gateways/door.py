@@ -1,4 +1,4 @@
-"""What happens to an HTTP request before it becomes a WebSocket: health, readiness, refusals, Origin and Host.
+"""What happens to an HTTP request before it becomes a WebSocket: plain answers, keys, limits, Origin and Host.
 
 Browsers let any page open a socket to any host, so a server on the loopback interface takes only loopback origins
 (or none at all, as programs send) and only loopback names in ``Host`` (a page may point its own name at 127.0.0.1).
@@ -8,87 +8,148 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
+from websockets.protocol import State
 from websockets.typing import Origin, Subprotocol
 
 from ...core.edge import KernelPort
-from ..wire.llm_v1_frames import PROTOCOL
+from ..settings import ServerConfig
+from .keys import Keys, Peer
+from .pages import Page, Pages
 
-STREAM_PATH = "/v1/stream"
-PATHS = (STREAM_PATH, "/health", "/ready")
+KEY_PROTOCOL = "openai-insecure-api-key."  # browsers can't set headers, so the key comes as a subprotocol
 RETRY_AFTER_S = 2  # a refused handshake may be tried again then; WebSocket clients retry a 503 by themselves
 
 _LOOPBACK_ORIGIN = re.compile(r"https?://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?")
 
 
-class Door:
-    """Answers plain requests and decides who may open a stream.  ``host`` is what the operator wrote, ``address`` the
-    IP address it came to, ``allow_origins`` are exact Origin values accepted besides the defaults."""
+class Refusal(NamedTuple):
+    status: HTTPStatus
+    code: str
+    message: str
+    headers: Mapping[str, str] = {}
 
-    def __init__(self, port: KernelPort, host: str, address: str, allow_origins: Sequence[str] = ()) -> None:
-        self._port, self._host = port, host.lower()
+
+class Door:
+    """Answers plain requests and decides who may open a WebSocket.
+
+    ``sockets`` are the WebSocket paths, each with the subprotocol it selects; ``address`` is the IP address that
+    ``server.host`` came to.  A peer let in is found in ``peers`` until its connection is over.
+    """
+
+    def __init__(
+        self, port: KernelPort, server: ServerConfig, address: str, keys: Keys, sockets: Mapping[str, str], pages: Pages
+    ) -> None:
+        self._port, self._server, self._keys, self._sockets, self._pages = port, server, keys, sockets, pages
+        self._host = server.host.lower()
         self._loopback = _is_loopback(address)
-        self.origins: list[Origin | re.Pattern[str] | None] = [None, *map(Origin, allow_origins)]
+        self.peers: dict[ServerConnection, Peer] = {}
+        self.origins: list[Origin | re.Pattern[str] | None] = [None, *map(Origin, server.allow_origins)]
         if self._loopback:
             self.origins.append(_LOOPBACK_ORIGIN)
 
     def __call__(self, connection: ServerConnection, request: Request) -> Response | None:
         """``process_request`` of the server: an answer, or None to go on with the WebSocket handshake."""
-        status, body, headers = self._answer(request)
-        if status is None:
+        answer = self._answer(connection, request)
+        if answer is None:
             return None
-        response = connection.respond(status, msgspec.json.encode(body).decode())
-        del response.headers["Content-Type"]
-        response.headers["Content-Type"] = "application/json"
-        response.headers["Cache-Control"] = "no-store"
-        for name, value in headers.items():
+        if isinstance(answer, Refusal):
+            body: dict[str, Any] = {"error": {"code": answer.code, "message": answer.message}}
+            answer = Page(answer.status, msgspec.json.encode(body), headers=answer.headers)
+        response = connection.respond(answer.status, "")
+        response.body = b"" if request.method == "HEAD" else answer.body
+        for name in ("Content-Type", "Content-Length"):
+            del response.headers[name]
+        headers = {"Content-Type": answer.type, "Content-Length": str(len(answer.body)), "Cache-Control": "no-store"}
+        for name, value in (headers | dict(answer.headers)).items():
             response.headers[name] = value
-        if request.method == "HEAD":
-            response.body = b""
         return response
 
     def select_subprotocol(self, connection: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-        """The native protocol if it was offered, else none; an unknown offer is no reason to refuse."""
-        return Subprotocol(PROTOCOL) if PROTOCOL in offered else None
+        """The path's protocol if it was offered, else none; an unknown offer is no reason to refuse, and one that
+        holds a key is never repeated."""
+        assert connection.request is not None
+        wanted = self._sockets.get(urlsplit(connection.request.path).path, "")
+        return Subprotocol(wanted) if wanted and wanted in offered else None
 
-    def _answer(self, request: Request) -> tuple[HTTPStatus | None, dict[str, Any], dict[str, str]]:
-        path = urlsplit(request.path).path
+    def _answer(self, connection: ServerConnection, request: Request) -> Page | Refusal | None:
+        parts = urlsplit(request.path)
+        path = parts.path
         if self._loopback and not all(self._is_local(host) for host in request.headers.get_all("Host")):
-            return HTTPStatus.FORBIDDEN, _error("forbidden", "the Host header names no loopback address"), {}
-        if path not in PATHS:
-            text = f"no such path; valid paths: {', '.join(PATHS)}"
-            return HTTPStatus.NOT_FOUND, {**_error("not_found", text), "paths": PATHS}, {}
-        if path == STREAM_PATH:
-            return self._stream(request)
-        if request.method not in ("GET", "HEAD"):
-            text = f"{path} answers GET and HEAD"
-            return HTTPStatus.METHOD_NOT_ALLOWED, _error("invalid_request", text), {"Allow": "GET, HEAD"}
-        port = self._port
-        if path == "/health":
-            alive = port.healthy
-            return _status(alive), {"status": "ok" if alive else "failed"}, {}
-        ready = port.ready and not port.draining
-        state = "ready" if ready else "draining" if port.draining else "not ready"
-        return _status(ready), {"status": state}, {} if ready else {"Retry-After": str(RETRY_AFTER_S)}
+            return Refusal(HTTPStatus.FORBIDDEN, "forbidden", "the Host header names no loopback address")
+        upgrade = any("websocket" in value.lower() for value in request.headers.get_all("Upgrade"))
+        page = None if upgrade and path in self._sockets else self._pages.find(path)
+        if page is None and path not in self._sockets:
+            valid = ", ".join([*self._sockets, *self._pages.paths])
+            return Refusal(HTTPStatus.NOT_FOUND, "not_found", f"no such path; valid paths: {valid}")
+        peer: Peer | Refusal | None = None
+        if page is None or page.private:
+            peer = self._peer(request, parts.query)
+            if isinstance(peer, Refusal):
+                return peer
+        if page is not None:
+            if request.method not in ("GET", "HEAD"):
+                allow = {"Allow": "GET, HEAD"}
+                text = f"{path} answers GET and HEAD"
+                return Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "invalid_request", text, allow)
+            return page.make()
+        if not upgrade:
+            text = f"{path} is a WebSocket" + (f" ({self._sockets[path]})" if self._sockets[path] else "")
+            return Refusal(HTTPStatus.UPGRADE_REQUIRED, "invalid_request", text, {"Upgrade": "websocket"})
+        assert peer is not None
+        return self._admit(connection, peer)
 
-    def _stream(self, request: Request) -> tuple[HTTPStatus | None, dict[str, Any], dict[str, str]]:
-        if not any("websocket" in value.lower() for value in request.headers.get_all("Upgrade")):
-            text = f"{STREAM_PATH} is a WebSocket ({PROTOCOL})"
-            headers = {"Upgrade": "websocket"}
-            return HTTPStatus.UPGRADE_REQUIRED, _error("invalid_request", text), headers
-        port = self._port
+    def _peer(self, request: Request, query: str) -> Peer | Refusal:
+        """Who asks, or 401."""
+        key = None
+        for value in request.headers.get_all("Authorization"):
+            scheme, _, word = value.partition(" ")
+            if scheme.lower() == "bearer":
+                key = word.strip()
+        for offer in ",".join(request.headers.get_all("Sec-WebSocket-Protocol")).split(","):
+            if key is None and offer.strip().startswith(KEY_PROTOCOL):
+                key = offer.strip().removeprefix(KEY_PROTOCOL)
+        if "api_key=" in query:
+            if not self._server.query_key:
+                text = "a key in the address ends up in logs: send it as Authorization: Bearer, or set server.query_key"
+                return Refusal(HTTPStatus.BAD_REQUEST, "invalid_request", text)
+            key = key or parse_qs(query).get("api_key", [""])[0]
+        peer = self._keys.find(key)
+        if peer is not None:
+            return peer
+        text = "the API key is not known" if key else "an API key is required (Authorization: Bearer KEY)"
+        return Refusal(HTTPStatus.UNAUTHORIZED, "invalid_api_key", text, {"WWW-Authenticate": "Bearer"})
+
+    def _admit(self, connection: ServerConnection, peer: Peer) -> Refusal | None:
+        port, server = self._port, self._server
+        again = {"Retry-After": str(RETRY_AFTER_S)}
         if port.draining or not port.ready:
             text = "the server is draining" if port.draining else "the engine is not ready"
-            body = _error("draining" if port.draining else "overloaded", text)
-            return HTTPStatus.SERVICE_UNAVAILABLE, body, {"Retry-After": str(RETRY_AFTER_S)}
-        return None, {}, {}
+            code = "draining" if port.draining else "overloaded"
+            return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, code, text, again)
+        mine = sum(other.name == peer.name for other in self.peers.values()) if peer.max_connections else 0
+        if len(self.peers) >= server.max_connections or (peer.max_connections and mine >= peer.max_connections):
+            self._forget_closed()  # those whose handshake failed later on
+            mine = sum(other.name == peer.name for other in self.peers.values())
+        if len(self.peers) >= server.max_connections:
+            text = f"{server.max_connections} connections are open already"
+            return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", text, again)
+        if peer.max_connections and mine >= peer.max_connections:
+            text = f"this key may have {peer.max_connections} connections"
+            return Refusal(HTTPStatus.TOO_MANY_REQUESTS, "rate_limited", text, again)
+        self.peers[connection] = peer
+        return None
+
+    def _forget_closed(self) -> None:
+        for connection in [one for one in self.peers if one.state is State.CLOSED]:
+            del self.peers[connection]
 
     def _is_local(self, host: str) -> bool:
         try:
@@ -105,9 +166,6 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _status(good: bool) -> HTTPStatus:
-    return HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
-
-
-def _error(code: str, message: str) -> dict[str, Any]:
-    return {"error": {"code": code, "message": message}}
+def names_of(model: str, aliases: Collection[str]) -> tuple[str, ...]:
+    """Every name under which the model is served, its own first."""
+    return (model, *(alias for alias in aliases if alias != model))

@@ -1,4 +1,4 @@
-"""The WebSocket gateway: native protocol ``llm.v1`` on ``/v1/stream``, and GET ``/health`` and ``/ready``.
+"""The WebSocket gateway: the native protocol on ``/v1/stream``, and what plain GET requests get (``pages``).
 
 The socket is bound before the model is loaded, so that an occupied port is found in a second and not in a minute.
 While the kernel drains the gateway keeps listening: health and readiness are answered, new streams are refused with
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import socket
 import time
-from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import anyio
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -22,17 +23,25 @@ from ..settings import Config
 from ...core.edge import KernelPort
 from ...core.errors import ConfigError
 from ...core.hookspecs import Register, hookimpl
-from ...core.messages import Message
+from ...core.messages import Control, Emit, Message, StepPlan
 from ..logs import get
-from ..wire.llm_v1 import Session
-from .api import TextApi
+from ..metrics import Metrics
+from ..wire import llm_v1
+from ..wire.llm_v1_frames import PROTOCOL
+from .api import ServerSession, TextApi
 from .connection import CLOSE_TIMEOUT_S, Connection
-from .door import STREAM_PATH, Door
+from .door import Door, names_of
+from .hub import Hub
+from .keys import load_keys
+from .pages import Pages
 
-WRITE_DEADLINE_S = 60.0  # one send may wait this long for a peer that does not read
+STREAM_PATH = "/v1/stream"
+#: WebSocket paths and the subprotocol that each selects if it is offered.
+SOCKETS = {STREAM_PATH: PROTOCOL}
 PING_INTERVAL_S = 20.0  # below the 60 s after which proxies drop a silent connection
 PING_TIMEOUT_S = 90.0  # a client that pauses does not answer pings either, and must survive a pause
 BACKLOG = 1024  # connections the system may hold for us, also while the model is loading
+AGE_JITTER = 0.05  # connections opened together are not all closed together
 
 _log = get("gateway")
 
@@ -41,23 +50,19 @@ class WebSocketGateway:
     """An edge.  ``bind`` takes the address (at the latest in ``start``), ``start`` serves, ``run`` until cancelled."""
 
     name = "ws"
-    consumes: tuple[type[Message], ...] = ()
+    consumes: tuple[type[Message], ...] = (Emit, StepPlan, Control)
 
-    def __init__(
-        self,
-        options: None,
-        config: Config,
-        text: TextApi,
-        *,
-        write_deadline_s: float = WRITE_DEADLINE_S,
-        allow_origins: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, options: None, config: Config, text: TextApi) -> None:
+        """Raises ConfigError for a keys file that can't be used."""
         self._config, self._text = config, text
-        self._write_deadline_s, self._allow_origins = write_deadline_s, allow_origins
+        self._keys = load_keys(config.server)
         self._socket: socket.socket | None = None
         self._port: int | None = None
         self._server: Server | None = None
         self._connections: set[Connection] = set()
+        self._kernel: KernelPort | None = None
+        self._hub: Hub | None = None
+        self._metrics: Metrics | None = None
 
     @property
     def port(self) -> int:
@@ -84,7 +89,17 @@ class WebSocketGateway:
             ) from error
 
     def deliver(self, message: Message) -> None:
-        """Never called: this edge consumes no messages, text reaches it through sinks."""
+        """Text reaches this edge through sinks; here it learns of steps, for metrics and progress, and of a drain."""
+        if self._metrics is None or self._hub is None:
+            return
+        if isinstance(message, Emit):
+            self._metrics.on_emit(message, self._hub.port.now())
+        elif isinstance(message, StepPlan):
+            self._metrics.on_plan(message)
+            self._hub.on_plan(message)
+        elif isinstance(message, Control) and message.action == "drain":
+            for connection in self._connections:
+                connection.goaway("drain", self._config.server.drain_s)
 
     async def flush(self) -> None:
         """Return once every connection has sent what waited; a client that does not read holds it up."""
@@ -95,10 +110,15 @@ class WebSocketGateway:
         self.bind()
         assert self._socket is not None
         address = self._socket.getsockname()[0]
-        door = Door(port, self._config.server.host, address, self._allow_origins)
+        server = self._config.server
+        self._hub = hub = self._hub or Hub(self._text, port, server)
+        self._metrics = self._metrics or self._make_metrics(port, hub)
+        names = names_of(port.info.model, server.model_aliases)
+        pages = Pages(port, names, int(time.time()), self._metrics.page)
+        self._door = door = Door(port, server, address, self._keys, SOCKETS, pages)
 
         async def handler(ws: ServerConnection) -> None:
-            await self._serve(ws, port)
+            await self._serve(ws, hub)
 
         # A logger of its own: at debug level the library logs whole frames, prompts included.
         logger = logging.getLogger("mainspring.websockets")
@@ -111,15 +131,15 @@ class WebSocketGateway:
             origins=door.origins,
             select_subprotocol=door.select_subprotocol,
             compression=None,  # costs 90 KiB and half as much CPU again per connection for frames of 60 bytes
-            max_size=self._config.server.max_message_bytes,
+            max_size=server.max_message_bytes,
             ping_interval=PING_INTERVAL_S,
             ping_timeout=PING_TIMEOUT_S,
             server_header=f"mainspring/{__version__}",
             logger=logger,
         )
         shown = f"[{address}]" if ":" in address else address
-        limit = self._config.server.max_message_bytes
-        _log.info("listening", url=f"ws://{shown}:{self.port}{STREAM_PATH}", max_message_bytes=limit)
+        facts = {"max_message_bytes": server.max_message_bytes, "keys": self._keys.required}
+        _log.info("listening", url=f"ws://{shown}:{self.port}{STREAM_PATH}", **facts)
 
     async def run(self, port: KernelPort) -> None:
         """Serve until cancelled, then ``drain``."""
@@ -141,27 +161,58 @@ class WebSocketGateway:
                 bound.close()
             return
         if self._connections:
-            closing = [connection.close(1012, "server restart", CLOSE_TIMEOUT_S) for connection in self._connections]
+            closing = [connection.close(1012, "server restart", CLOSE_TIMEOUT_S, keep=False) for connection in self._connections]
             await asyncio.gather(*closing)
         server.close(code=1012, reason="server restart")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):  # handshakes that never end would hold it for longer
                 await server.wait_closed()
 
-    async def _serve(self, ws: ServerConnection, port: KernelPort) -> None:
-        limits = {
-            "max_context_tokens": port.info.max_context,
-            "max_message_bytes": self._config.server.max_message_bytes,
-        }
-        session = Session(
-            server=f"mainspring/{__version__}", model=port.info.model, limits=limits, wall_clock=time.time
-        )
-        connection = Connection(ws, session, self._text, port, self._write_deadline_s)
-        self._connections.add(connection)
+    async def _serve(self, ws: ServerConnection, hub: Hub) -> None:
+        peers, server = self._door.peers, self._config.server
         try:
-            await connection.run()
+            max_age_s = server.max_connection_age_s * random.uniform(1 - AGE_JITTER, 1 + AGE_JITTER)
+            connection = Connection(ws, self._session(ws, hub), hub, peers[ws], max_age_s)
+            self._connections.add(connection)
+            try:
+                await connection.run()
+            finally:
+                self._connections.discard(connection)
         finally:
-            self._connections.discard(connection)
+            del peers[ws]
+
+    def _session(self, ws: ServerConnection, hub: Hub) -> ServerSession:
+        assert ws.request is not None
+        path = urlsplit(ws.request.path).path
+        assert path == STREAM_PATH
+        server, info = self._config.server, hub.port.info
+        limits = {
+            "max_context_tokens": info.max_context,
+            "max_message_bytes": server.max_message_bytes,
+            "max_running": server.max_running_per_connection,
+            "max_queued": server.max_queued_per_connection,
+        }
+        return llm_v1.Session(
+            server=f"mainspring/{__version__}",
+            model=info.model,
+            limits=limits,
+            wall_clock=time.time,
+            clock=hub.port.now,
+            aliases=names_of(info.model, server.model_aliases)[1:],
+            max_retain_s=server.max_retain_s,
+        )
+
+    def _make_metrics(self, port: KernelPort, hub: Hub) -> Metrics:
+        gauges = {
+            "connections": ("open WebSocket connections", lambda: len(self._connections)),
+            "requests_queued_in_gateway": ("requests that wait for their connection", lambda: hub.admission.num_queued),
+            "requests_paused": ("requests paused because their client does not read", lambda: hub.num_paused),
+            "streams_retained": ("streams that could be resumed", lambda: len(hub.shelf)),
+        }
+        counters = {
+            "ws_slow_closed": ("connections cut because their client did not read", lambda: hub.num_slow_closed)
+        }
+        return Metrics(self._config.server.metrics_prefix, port.info.model, port.stats, gauges, counters)
 
 
 @hookimpl

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -36,28 +37,31 @@ def _out_of_order(run: Run, key: Callable[[str], Any], what: str) -> Breach | No
     return None
 
 
-def arrival_order(run: Run, bound: Any) -> Breach | None:
+def arrival_order(run: Run, _bound: Any) -> Breach | None:
     order = {rid: index for index, rid in enumerate(run.submits)}
     return _out_of_order(run, order.__getitem__, "arrival number")
 
 
 def priority_order(run: Run, bound: Any) -> Breach | None:
     """``bound`` may be ``"higher"`` or ``"lower"``, for which goes first; True accepts either, throughout."""
-    found: list[Breach | None] = []
-    for sign in {"higher": (-1,), "lower": (1,)}.get(bound, (-1, 1)):
-        found.append(_out_of_order(run, lambda rid, sign=sign: sign * run.submits[rid][1].priority, "priority key"))  # type: ignore[misc]
+    signs = {"higher": (-1,), "lower": (1,)}.get(bound, (-1, 1))
+    found = [_out_of_order(run, partial(_signed_priority, run, sign), "signed priority") for sign in signs]
     return None if None in found else found[0]
 
 
-def deadline_order(run: Run, bound: Any) -> Breach | None:
+def _signed_priority(run: Run, sign: int, rid: str) -> int:
+    return sign * run.submits[rid][1].priority
+
+
+def deadline_order(run: Run, _bound: Any) -> Breach | None:
     return _out_of_order(run, lambda rid: run.submits[rid][1].deadline or float("inf"), "deadline")
 
 
-def shortest_first(run: Run, bound: Any) -> Breach | None:
+def shortest_first(run: Run, _bound: Any) -> Breach | None:
     return _out_of_order(run, lambda rid: len(run.submits[rid][1].prompt_ids), "prompt length")
 
 
-def work_conserving(run: Run, bound: Any) -> Breach | None:
+def work_conserving(run: Run, _bound: Any) -> Breach | None:
     """While anybody waits, the engine is not idle and steps use all tokens and slots (the pool is large)."""
     steps = [message for _, message in run.log if isinstance(message, StepResult)]
     for earlier, later in pairwise(steps):

@@ -6,6 +6,7 @@ through the block table*, so a wrong slot, a stolen block, a lost copy or a stal
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from ...core.policy import ExecutorInfo, SampleOutput
 
 #: (rid, position of the new token, checksum) -> token id
 Script = Callable[[str, int, int], int]
+#: (rid, position of the new token) -> logits, one float per token id
+Logits = Callable[[str, int], Any]
 POISON = -(10**9)
 
 
@@ -39,7 +42,10 @@ def _next_id(context: np.ndarray, vocab_size: int, first_id: int) -> int:
 class FakeExecutor:
     """Implements ``core.policy.Executor``.  Ids below ``first_id`` never come from the checksum (end ids live there).
 
-    ``on_step(launch)`` runs inside ``execute``, on the executor's thread: sleep, raise or hang there.
+    ``on_step(launch)`` runs inside ``execute``, on the executor's thread: sleep, raise or hang there.  ``step_s`` may
+    be changed at any time: seconds that a step takes on that thread.  With ``logits`` the sampler's array half draws
+    from float32 rows ``[num_sampling_rows, vocab]`` made by ``tensor`` (numpy unless given; ``torch.from_numpy`` for
+    samplers that need torch).
     """
 
     def __init__(
@@ -53,11 +59,15 @@ class FakeExecutor:
         on_step: Callable[[StepLaunch], None] | None = None,
         now: Callable[[], float] = lambda: 0.0,
         first_id: int = 2,
+        step_s: float = 0.0,
+        logits: Logits | None = None,
+        tensor: Callable[[np.ndarray], Any] = np.asarray,
     ) -> None:
         self.info = ExecutorInfo("fake", vocab_size, max_context, end_token_ids, num_blocks)
         self.launches: list[StepLaunch] = []
         self._block_size, self._script, self._on_step, self._now = block_size, script, on_step, now
-        self._first_id = first_id
+        self._first_id, self._logits, self._tensor = first_id, logits, tensor
+        self.step_s = step_s
         self._kv = np.full(num_blocks * block_size, POISON, np.int64)
         self._last: dict[str, int] = {}
 
@@ -77,25 +87,36 @@ class FakeExecutor:
         started = self._now()
         if self._on_step:
             self._on_step(launch)
+        if self.step_s:
+            time.sleep(self.step_s)
         self.launches.append(launch)
         blocks = self._kv.reshape(-1, self._block_size)
         for source, target in launch.copies:
             blocks[target] = blocks[source]
         for row in launch.rows:  # all writes before all reads, as every backend does within a layer
-            ids = (self._last[row.rid],) if row.token_ids is None else row.token_ids
-            assert len(ids) == row.count == len(row.slot_mapping), row
-            self._kv[list(row.slot_mapping)] = ids
-        sampled = [(row.rid, self._next(row)) for row in launch.rows if row.samples]
-        self._last.update(sampled)
+            known = (self._last[row.rid],) if row.token_ids is None else row.token_ids
+            assert len(known) == row.count == len(row.slot_mapping), row
+            self._kv[list(row.slot_mapping)] = known
+        rids = [row.rid for row in launch.rows if row.samples]
+        ids = [self._next(row) for row in launch.rows if row.samples]
+        failed: list[tuple[int, str]] = []
+        if self._logits is not None and rids:
+            ids, failed = self._draw(launch, self._logits, sample)
+        self._last.update(zip(rids, ids, strict=True))
         for rid in launch.released:
             self._last.pop(rid, None)
         return StepResult(
             launch.step,
-            tuple(rid for rid, _ in sampled),
-            tuple(token for _, token in sampled),
+            tuple(rids),
+            tuple(ids),
+            tuple((rids[at], why) for at, why in failed),
             launched=started,
             finished=self._now(),
         )
+
+    def _draw(self, launch: StepLaunch, logits: Logits, sample: Callable[[Any, Any], SampleOutput]) -> SampleOutput:
+        rows = [logits(row.rid, row.start + row.count) for row in launch.rows if row.samples]
+        return sample(self._tensor(np.asarray(rows, np.float32)), launch.sampling)
 
     def _next(self, row: GrantedRow) -> int:
         length = row.start + row.count

@@ -76,7 +76,7 @@ def no_duplicates(run: Run) -> Breach | None:
 
 
 def positive_counts(run: Run) -> Breach | None:
-    """Token counts are whole and positive; a cap may be 0."""
+    """Token counts are whole and positive; a cap or a reserve may be 0."""
     for answer in run.answers:
         counts: list[tuple[str, Any, int]] = []
         if isinstance(answer.value, Decision):
@@ -84,6 +84,8 @@ def positive_counts(run: Run) -> Breach | None:
             counts += [("a dummy row", count, 1) for count in answer.value.padding]
         elif answer.hook == "split_budget" and answer.value:
             counts = [(rid, cap, 0) for rid, cap in answer.value.items()]
+        elif answer.hook == "reserve" and not answer.error:
+            counts = [("a request", answer.value, 0)]
         for rid, count, least in counts:
             if not isinstance(count, int) or count < least:
                 return Breach(f"{answer.hook}() gives {rid} {count!r} tokens", answer.step)
@@ -134,7 +136,7 @@ def contract_only(run: Run) -> Breach | None:
 
 
 def pure(run: Run) -> Breach | None:
-    """No clock, no I/O, no thread and no randomness but ``context.rng`` while a hook runs."""
+    """No clock, no I/O, no thread and no randomness but `context.rng` while a hook runs."""
     return _first(Breach(f"the policy calls {touch.what}") for touch in run.touches if touch.kind == "impure")
 
 
@@ -246,6 +248,19 @@ def _told(decision: Any) -> str:
     return f"step {step}: {rows}" + (f", preempted {', '.join(preempted)}" if preempted else "")
 
 
+#: Words of the guard and of the host for answers that a law of its own is about.
+_TOLD_ELSEWHERE = (
+    "is not running",
+    "is not waiting",
+    "is unknown",
+    "tokens planned",
+    " gets ",
+    "has the cap",
+    "padding ",
+    "is not a number of tokens",
+)
+
+
 def _decisions(run: Run) -> Iterator[tuple[Answer, Decision]]:
     return ((answer, answer.value) for answer in run.answers if isinstance(answer.value, Decision))
 
@@ -268,6 +283,5 @@ def _is_touch(error: str) -> bool:
 
 def _explained(run: Run, reason: str) -> bool:
     """A law of its own speaks of this refusal."""
-    signs = ("is not running", "is not waiting", "tokens planned", "is unknown", " gets ", "has the cap", "padding ")
-    told = (sign in reason for sign in signs)
+    told = (sign in reason for sign in _TOLD_ELSEWHERE)
     return _is_idle(reason) or any(told) or any(answer.error and answer.error == reason for answer in run.answers)

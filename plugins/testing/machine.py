@@ -82,7 +82,7 @@ def try_policy(subject: Subject, watchdog: Watchdog, examples: int) -> None:
                     raise AssertionError(tell(name, (law.__doc__ or "").splitlines()[0], breach, run))
 
     phases = [Phase.explicit, Phase.generate, Phase.shrink]
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         PolicyMachine,
         settings=settings(
             max_examples=examples,

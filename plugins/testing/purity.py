@@ -22,8 +22,36 @@ from .strict import Desk
 
 #: Modules that a policy's file may not import.
 IMPURE_MODULES = frozenset(
-    "anyio asyncio concurrent ctypes cupy datetime gc importlib io multiprocessing os pathlib random requests secrets "
-    "select shutil signal socket subprocess sys tempfile threading time torch urllib uuid websockets".split()
+    {
+        "anyio",
+        "asyncio",
+        "concurrent",
+        "ctypes",
+        "cupy",
+        "datetime",
+        "gc",
+        "importlib",
+        "io",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "random",
+        "requests",
+        "secrets",
+        "select",
+        "shutil",
+        "signal",
+        "socket",
+        "subprocess",
+        "sys",
+        "tempfile",
+        "threading",
+        "time",
+        "torch",
+        "urllib",
+        "uuid",
+        "websockets",
+    }
 )
 #: Names that lead around an import, or behind a view.
 IMPURE_NAMES = frozenset({"__import__", "_behind", "breakpoint", "eval", "exec", "forced_length", "input", "open"})
@@ -78,7 +106,7 @@ def impure_lines(source: str) -> list[tuple[int, str]]:
 
 
 def _root(module: str) -> str:
-    return module.split(".")[0]
+    return module.partition(".")[0]
 
 
 class Seal:

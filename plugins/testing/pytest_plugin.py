@@ -45,25 +45,30 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.option.policy:
         return
+    trial = make_trial(config.option)
+    config.stash[_TRIAL] = trial
+    config.add_cleanup(trial.close)
+    suite = PolicySuite.from_parent(session, name=trial.subject.name)
+    items += [PolicyCheck.from_parent(suite, name=check.name, check=check) for check in trial.checks()]
+
+
+def make_trial(option: Any) -> Trial:
+    """The trial that the command line asks for.  Raises UsageError if it cannot be held."""
     from ...core.errors import MainspringError
     from .suite import Trial
 
-    option = config.option
+    trial = Trial(
+        option.policy,
+        parse_options(option.policy_options),
+        wrap=tuple(option.policy_wrap),
+        profile=option.policy_profile,
+        golden=option.policy_golden,
+    )
     try:
-        trial = Trial(
-            option.policy,
-            parse_options(option.policy_options),
-            wrap=tuple(option.policy_wrap),
-            profile=option.policy_profile,
-            golden=option.policy_golden,
-        )
-        checks = trial.checks()
+        trial.checks()
     except MainspringError as error:
         raise pytest.UsageError(f"--policy {option.policy}: {error}") from error
-    config.stash[_TRIAL] = trial
-    config.add_cleanup(trial.close)
-    suite = PolicySuite.from_parent(session, name=option.policy)
-    items += [PolicyCheck.from_parent(suite, name=check.name, check=check) for check in checks]
+    return trial
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -14,16 +14,10 @@ from .purity import Seal
 from .strict import Desk, Touch, kept_views, reveal
 
 #: The hooks that the kernel calls while requests run.
-HOOKS = (
-    "admit",
-    "bucket",
-    "bucket_key",
-    "waiting_key",
-    "order_waiting",
-    "split_budget",
-    "select_victims",
-    "on_event",
-    "schedule",
+HOOKS = tuple(
+    name
+    for name, value in vars(SchedulerPolicy).items()
+    if callable(value) and name[0] != "_" and name not in ("export_state", "import_state")
 )
 
 

@@ -23,7 +23,7 @@ def replay(subject: Subject, names: list[str], hash_seeds: Iterable[int]) -> lis
     order = {"use": subject.use, "options": dict(subject.options), "wrap": list(subject.wrap), "names": names}
     path = os.pathsep.join(entry for entry in sys.path if entry)
     processes = [
-        subprocess.Popen(
+        subprocess.Popen(  # noqa: S603  the interpreter that runs now, with a module of ours
             [sys.executable, "-m", __name__],
             env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": path},
             stdin=subprocess.PIPE,

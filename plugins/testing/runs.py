@@ -155,7 +155,7 @@ class Player:
             self.played += self.simulator.run(until, self.scenario.max_events - self.played)
         except ConfigError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  the run is judged by what stopped it
             self.crash = f"{type(error).__name__}: {error}"
 
     def result(self) -> Run:

@@ -14,11 +14,14 @@ _STEPS_BEFORE = 4
 def tell(law: str, promise: str, breach: Breach, run: Run) -> str:
     """Several lines of text."""
     scenario = run.scenario
+    engine = (
+        f"token_budget {scenario.token_budget}, max_running {scenario.max_running}, depth {scenario.depth}, "
+        f"{scenario.num_blocks} blocks of {scenario.block_size} tokens"
+    )
     lines = [
         f"{run.subject.name} breaks the law {law!r}: {promise}",
         f"  {breach.what}" + ("" if breach.step is None else f" (planning step {breach.step})"),
-        f"  traffic {scenario.name!r}: token_budget {scenario.token_budget}, max_running {scenario.max_running}, "
-        f"depth {scenario.depth}, {scenario.num_blocks} blocks of {scenario.block_size} tokens",
+        f"  traffic {scenario.name!r}: {engine}",
     ]
     at = breach.step if breach.step is not None else run.plans[-1][1].step + 1 if run.plans else 1
     shown = [(now, plan) for now, plan in run.plans if at - _STEPS_BEFORE <= plan.step <= at]

@@ -16,7 +16,6 @@ import anyio
 import anyio.abc
 import structlog
 
-from ..settings import Config
 from ...core.edge import KernelPort
 from ...core.errors import ClientError
 from ...core.messages import (
@@ -35,6 +34,7 @@ from ...core.messages import (
     Usage,
 )
 from ..schema import GenerateRequest
+from ..settings import Config
 from .events import Accepted, Delta, Ended, TextEvent
 from .live import Live, Sink
 from .tokenizer import TextModel, load_text_model

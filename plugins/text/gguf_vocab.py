@@ -12,8 +12,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from ...core.errors import ConfigError
+from ..models.gguf_values import read_metadata
 from .facts import TokenizerFacts
-from .gguf_metadata import read_metadata
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # GGUF token types that matter here
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..settings import ModelConfig
 from ...core.errors import ClientError, ConfigError
 from ..models.embedded import default_model_path
+from ..settings import ModelConfig
 from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, Pieces
 from .facts import TokenizerFacts

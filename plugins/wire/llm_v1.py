@@ -1,142 +1,165 @@
 """The server's side of ``llm.v1`` without I/O: one ``Session`` per connection, one ``Stream`` per generation.
 
 Parsed frames go in through ``Session.handle``, which answers with actions for the gateway; events of the text edge go
-in through ``Stream.event``.  Frames come out of ``Session.pop``, in order, when the connection can take one.  Deltas
-become bytes only there: while the peer reads slowly, new text of a stream joins its delta that is still waiting, so
-the queue holds at most one delta per stream and nothing is ever dropped.
+in through ``Stream.event``.  Frames come out of ``Session.pop``, in order, when the connection can take one.  A stream
+that asked for ``retain_s`` keeps what was sent in a ring and can be attached to another session behind any of it.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 
 from msgspec import UNSET
 
 from ...core.errors import ERROR_KINDS, ClientError
 from ...core.messages import Finish, FinishReason, Usage
-from ..schema import GenerateRequest
 from ..text.events import Accepted, Delta, TextEvent
-from .llm_v1_frames import DeltaFrame, DoneFrame, ErrorFrame, HelloFrame, StartFrame, encode, encode_pong, timing_ms
-from .llm_v1_requests import MAX_ID_CHARS, CancelFrame, ClientFrame, PingFrame, RefusedFrame, parse_frame
+from .actions import Action, Cancel, Close, Generate, Resume
+from .llm_v1_frames import (
+    DeltaFrame,
+    DoneFrame,
+    ErrorFrame,
+    GoawayFrame,
+    HelloFrame,
+    ProgressFrame,
+    StartFrame,
+    encode,
+    encode_pong,
+    timing_ms,
+)
+from .llm_v1_requests import (
+    MAX_ID_CHARS,
+    CancelFrame,
+    ClientFrame,
+    GenerateFrame,
+    PingFrame,
+    RefusedFrame,
+    ResumeFrame,
+    parse_frame,
+)
+from .outbox import Outbox, Source
 
 MAX_BAD_FRAMES = 10  # in a row, then the connection is closed
+MAX_RING_BYTES = 2**20  # of sent and unsent frames kept for a resume
 RETRY_AFTER_MS = 1000  # the hint given with errors that are a matter of load
+FEATURES = ("cancel", "coalesce", "multiplex", "ping", "progress", "resume", "return_token_ids")
 
 
-class Generate(NamedTuple):
-    """Hand ``stream.request`` to the text edge and its events to ``stream.event``."""
+class Stream(Source):
+    """One generation: turns the text edge's events into frames with gapless ``seq``."""
 
-    stream: Stream
+    __slots__ = ("_model", "_replay", "_ring", "_ring_bytes", "_wall_clock", "progress", "retain_s", "token")
 
-
-class Cancel(NamedTuple):
-    """Cancel this live stream; its terminal comes as an event like any other."""
-
-    stream: Stream
-
-
-class Close(NamedTuple):
-    """Send what is waiting, then close the connection."""
-
-    code: int
-    reason: str
-
-
-Action = Generate | Cancel | Close
-
-
-class Stream:
-    """One generation of a connection: turns the text edge's events into frames with gapless ``seq``."""
-
-    __slots__ = ("_parts", "_reserved", "_seq", "_session", "_tokens", "finish", "id", "request")
-
-    def __init__(self, session: Session, stream_id: str, request: GenerateRequest) -> None:
-        self._session, self.id, self.request = session, stream_id, request
-        self.finish: Finish | None = None  # set by the terminal event
-        self._seq = 0  # of the next frame
-        self._reserved: int | None = None  # seq of the delta that waits in the queue
-        self._parts: list[str] = []  # its text so far
-        self._tokens: list[int] = []  # its ids so far, and those of tokens that have given no text yet
+    def __init__(self, session: Session, frame: GenerateFrame) -> None:
+        super().__init__(session, frame.id, frame.request, session.clock, frame.coalesce_ms / 1e3)
+        self.progress, self.retain_s = frame.progress, frame.retain_s
+        self.token = secrets.token_hex(16) if frame.retain_s else None  # names the stream to another connection
+        self._model, self._wall_clock = session.model, session.wall_clock
+        self._ring: deque[bytes] = deque()  # frames taken, the last one has seq - 1
+        self._ring_bytes = 0
+        self._replay: deque[bytes] = deque()  # frames taken before, to be sent again
 
     def event(self, event: TextEvent) -> None:
         """Take one event of the text edge; what it means for the peer is then waiting in ``Session.pop``."""
         if isinstance(event, Accepted):
-            session = self._session
-            start = StartFrame(
-                id=self.id, seq=self._next(), model=session.model, created=int(session.wall_clock()), rid=event.rid
-            )
-            session.queue(encode(start))
+            self.put(lambda seq: encode(self._start(seq, event.rid)))
             return
-        self._add(event.text, event.token_ids)
-        if not isinstance(event, Delta):
-            self.finish = event.finish
-            self._end(event.finish, event.rid)
+        if isinstance(event, Delta):
+            self.add(event.text, event.token_ids)
+            return
+        self.end_pause()
+        self.finish = event.finish
+        self.add(event.text, event.token_ids)
+        self._end(event.finish, event.rid)
 
     def refuse(self, error: ClientError) -> None:
         """End the stream before the engine has seen it."""
-        self._terminal(error_frame(error, self.id, self._next()))
+        self._terminal(lambda seq: encode(error_frame(error, self.id, seq)))
 
-    def take_delta(self) -> bytes:
-        """The waiting delta as a frame; called once it is its turn to be sent."""
-        assert self._reserved is not None
-        tokens = tuple(self._tokens)
-        frame = DeltaFrame(
-            id=self.id,
-            seq=self._reserved,
-            text="".join(self._parts),
-            n=len(tokens),
-            tokens=tokens if self.request.return_token_ids else UNSET,
-        )
-        self._reserved = None
-        self._parts.clear()
-        self._tokens.clear()
-        return encode(frame)
+    def news(self, state: str, done: int | None = None, total: int | None = None) -> None:
+        """Tell the peer how far it is, unless the first text is on its way."""
+        if isinstance(self.outbox, Session):
+            frame = ProgressFrame(
+                id=self.id, state=state, done=UNSET if done is None else done, total=UNSET if total is None else total
+            )
+            self.outbox.queue(encode(frame))
 
-    def _add(self, text: str, token_ids: tuple[int, ...]) -> None:
-        self._tokens.extend(token_ids)
-        if text:
-            self._parts.append(text)
-        worth_sending = text or (token_ids and self.request.return_token_ids)
-        if worth_sending and self._reserved is None:
-            self._reserved = self._next()
-            self._session.queue(self)
+    def encode_delta(self, seq: int, text: str, count: int, token_ids: tuple[int, ...]) -> bytes:
+        tokens = token_ids if self.request.return_token_ids else UNSET
+        return encode(DeltaFrame(id=self.id, seq=seq, text=text, n=count, tokens=tokens))
+
+    # --- resume ------------------------------------------------------------------------------------------------------
+
+    @property
+    def limit_bytes(self) -> int:
+        return MAX_RING_BYTES - self._ring_bytes if self.outbox is None else self.outbox.share_bytes
+
+    @property
+    def has_frames(self) -> bool:
+        return bool(self._replay) or super().has_frames
+
+    def take(self) -> bytes | None:
+        if self._replay:
+            return self._replay.popleft()
+        frame = super().take()
+        if self.token is not None and frame is not None:
+            self._ring.append(frame)
+            self._ring_bytes += len(frame)
+            while self._ring_bytes > MAX_RING_BYTES and len(self._ring) > 1:
+                self._ring_bytes -= len(self._ring.popleft())
+        return frame
+
+    def detach(self) -> None:
+        """It has no connection any more; the engine may go on until the ring is full."""
+        if isinstance(self.outbox, Session):
+            self.outbox.leave(self)
+        self.outbox, self.queued = None, False
+        self._replay.clear()
+        self.unblock()
+
+    def rewind(self, after: int) -> None:
+        """Send again what came behind frame ``after``.  Raises ClientError if that is not possible."""
+        if after >= self.seq:
+            raise ClientError("invalid_request", f"after = {after}: the last frame sent had seq {self.seq - 1}", "after")
+        missing = self.seq - 1 - after
+        if missing > len(self._ring):
+            raise ClientError("resume_expired", f"frames behind {after} are no longer kept", "after")
+        self._replay = deque(islice(self._ring, len(self._ring) - missing, None))
+
+    # --- frames ------------------------------------------------------------------------------------------------------
+
+    def _start(self, seq: int, rid: str) -> StartFrame:
+        resume = UNSET if self.token is None else self.token
+        created = int(self._wall_clock())
+        return StartFrame(id=self.id, seq=seq, model=self._model, created=created, rid=rid, resume=resume)
 
     def _end(self, finish: Finish, rid: str) -> None:
-        if finish.reason is FinishReason.ERROR:
-            failure = finish.failure
-            code, text, param = (
-                (failure.code, failure.message, failure.param)
-                if failure is not None
-                else ("server_error", "the engine failed", None)
-            )
-            if ERROR_KINDS[code].fault == "engine":
-                text = f"{text} (request {rid})"
-            error = ClientError(code, text, param)
-            self._terminal(error_frame(error, self.id, self._next(), finish.usage))
+        if finish.reason is FinishReason.ERROR or (
+            finish.reason is FinishReason.DEADLINE and finish.timing.scheduled is None
+        ):
+            error = failure_of(finish, rid)
+            self._terminal(lambda seq: encode(error_frame(error, self.id, seq, finish.usage)))
             return
-        done = DoneFrame(
-            id=self.id,
-            seq=self._next(),
-            reason=finish.reason.value,
-            stop=UNSET if finish.stop is None else finish.stop,
-            usage=finish.usage,
-            timing=timing_ms(finish.timing),
+        timing = {**timing_ms(finish.timing), "blocked": round(self.blocked_s * 1e3, 3)}
+        stop = UNSET if finish.stop is None else finish.stop
+        reason = finish.reason.value
+        self._terminal(
+            lambda seq: encode(
+                DoneFrame(id=self.id, seq=seq, reason=reason, stop=stop, usage=finish.usage, timing=timing)
+            )
         )
-        self._terminal(done)
 
-    def _terminal(self, frame: DoneFrame | ErrorFrame) -> None:
-        self._session.forget(self)
-        self._session.queue(encode(frame))
-
-    def _next(self) -> int:
-        self._seq += 1
-        return self._seq - 1
+    def _terminal(self, frame: Callable[[int], bytes]) -> None:
+        self.put(frame)
+        if isinstance(self.outbox, Session):
+            self.outbox.forget(self)
 
 
-class Session:
-    """One connection.  ``streams`` are the live generations by client id; ``backlog_bytes`` of finished frames wait."""
+class Session(Outbox):
+    """One connection.  ``streams`` are the live generations by client id."""
 
     def __init__(
         self,
@@ -145,74 +168,120 @@ class Session:
         model: str,
         limits: Mapping[str, int],
         wall_clock: Callable[[], float],
+        clock: Callable[[], float],
+        aliases: Collection[str] = (),
+        max_retain_s: float = 300.0,
     ) -> None:
-        self.model, self.wall_clock = model, wall_clock
+        """``wall_clock`` gives Unix time, ``clock`` monotonic seconds; ``aliases`` are further names of the model."""
+        super().__init__()
+        self.model, self.wall_clock, self.clock = model, wall_clock, clock
         self.streams: dict[str, Stream] = {}
-        self.backlog_bytes = 0
-        self._queue: deque[bytes | Stream] = deque()
+        self._names, self._max_retain_s = {model, *aliases}, max_retain_s
         self._bad_frames = 0
-        hello = HelloFrame(
+        self._closing = ""  # why no new generation is taken
+        self._hello = HelloFrame(
             server=server,
-            models=(model,),
-            limits={**limits, "max_id_chars": MAX_ID_CHARS},
-            features=("cancel", "multiplex", "ping", "return_token_ids"),
+            models=(model, *aliases),
+            limits={**limits, "max_id_chars": MAX_ID_CHARS, "max_retain_s": int(max_retain_s)},
+            features=FEATURES,
         )
-        self.queue(encode(hello))
+
+    def hello(self) -> bytes:
+        """The first frame of a connection."""
+        return encode(self._hello)
+
+    @staticmethod
+    def parse(text: str | bytes) -> ClientFrame:
+        """One client frame; pure, so it may run on any thread."""
+        return parse_frame(text)
 
     def receive(self, text: str | bytes) -> list[Action]:
-        """Take one text message: ``handle(parse_frame(text))``."""
+        """Take one text message: ``handle(parse(text))``."""
         return self.handle(parse_frame(text))
 
     def handle(self, frame: ClientFrame) -> list[Action]:
         """Take one parsed frame; returns what the gateway must do now.  Replies are waiting in ``pop``."""
+        if isinstance(frame, RefusedFrame) and frame.id is None:
+            return self._bad(frame.error)
         if isinstance(frame, PingFrame):
             try:
-                pong = encode_pong(frame.fields)
+                self.queue(encode_pong(frame.fields))
             except ValueError as error:
                 return self._bad(ClientError("invalid_request", f"the ping can't be echoed: {error}"))
-            self._bad_frames = 0
-            self.queue(pong)
-            return []
+        self._bad_frames = 0
         if isinstance(frame, RefusedFrame):
-            if frame.id is None:
-                return self._bad(frame.error)
-            self._bad_frames = 0
-            self._refuse(frame.error, frame.id)
-            return []
-        if isinstance(frame, CancelFrame):
-            self._bad_frames = 0
+            self.refuse(frame.error, frame.id or "")
+        elif isinstance(frame, CancelFrame):
             live = self.streams.get(frame.id)
             return [] if live is None else [Cancel(live)]
-        self._bad_frames = 0
-        if frame.id in self.streams:
-            self._refuse(ClientError("duplicate_id", f"id {frame.id!r} is in use on this connection", "id"), frame.id)
-            return []
-        stream = self.streams[frame.id] = Stream(self, frame.id, frame.request)
-        return [Generate(stream)]
+        elif isinstance(frame, ResumeFrame):
+            if frame.id in self.streams:
+                self.refuse(in_use(frame.id), frame.id)
+                return []
+            return [Resume(frame.id, frame.token, frame.after)]
+        elif isinstance(frame, GenerateFrame):
+            return self._generate(frame)
+        return []
 
-    def pop(self) -> bytes | None:
-        """The next frame to send, or None."""
-        if not self._queue:
-            return None
-        head = self._queue.popleft()
-        if isinstance(head, Stream):
-            return head.take_delta()
-        self.backlog_bytes -= len(head)
-        return head
+    def goaway(self, reason: str, grace_ms: int) -> None:
+        """Take no new generation from now on, and say so."""
+        if not self._closing:
+            self._closing = "draining" if reason == "drain" else "at its greatest age"
+            self.queue(encode(GoawayFrame(reason=reason, grace_ms=grace_ms)))
 
-    def queue(self, item: bytes | Stream) -> None:
-        """Append a finished frame, or a stream whose delta is to be sent; for the session's streams."""
-        self._queue.append(item)
-        if isinstance(item, bytes):
-            self.backlog_bytes += len(item)
+    def attach(self, stream: Stream, after: int) -> None:
+        """Take over a stream behind its frame ``after``; its old session is told.  Raises ClientError."""
+        stream.rewind(after)
+        if isinstance(stream.outbox, Session):
+            old = stream.outbox
+            stream.detach()
+            detached = ClientError("detached", "the stream was resumed on another connection")
+            old.queue(encode(error_frame(detached, stream.id)))
+        stream.outbox = self
+        if stream.finish is None:
+            self.streams[stream.id] = stream
+            self.num_sources += 1
+        if stream.has_frames:
+            self.offer(stream)
+        stream.unblock()
 
     def forget(self, stream: Stream) -> None:
         """``stream`` has had its terminal, so its id may be used again; for the session's streams."""
-        del self.streams[stream.id]
+        if self.streams.get(stream.id) is stream:
+            del self.streams[stream.id]
+            self.num_sources -= 1
 
-    def _refuse(self, error: ClientError, stream_id: str) -> None:
-        """Answer a generate that starts nothing.  With the id of a live stream it would read as that stream's end."""
+    leave = forget
+
+    def farewell(self, reason: str) -> None:
+        """Nothing: ``goaway`` has said it."""
+
+    def refuse(self, error: ClientError, stream_id: str) -> None:
+        """Answer a frame that starts nothing.  With the id of a live stream it would read as that stream's end."""
         self.queue(encode(error_frame(error) if stream_id in self.streams else error_frame(error, stream_id, 0)))
+
+    def refuse_resume(self, error: ClientError, stream_id: str) -> None:
+        """Answer a resume that attaches nothing; it has no ``seq``, since no frame of the stream was sent."""
+        self.queue(encode(error_frame(error) if stream_id in self.streams else error_frame(error, stream_id)))
+
+    def _generate(self, frame: GenerateFrame) -> list[Action]:
+        try:
+            if frame.id in self.streams:
+                raise in_use(frame.id)
+            if self._closing:
+                raise ClientError("draining", f"the connection is {self._closing}; connect again for new generations")
+            if frame.model is not None and frame.model not in self._names:
+                text = f"model {frame.model[:80]!r} is not served here (valid: {', '.join(sorted(self._names))})"
+                raise ClientError("model_not_found", text, "model")
+            if frame.retain_s > self._max_retain_s:
+                text = f"retain_s = {frame.retain_s:g}: at most {self._max_retain_s:g}"
+                raise ClientError("invalid_request", text, "retain_s")
+        except ClientError as error:
+            self.refuse(error, frame.id)
+            return []
+        stream = self.streams[frame.id] = Stream(self, frame)
+        self.num_sources += 1
+        return [Generate(stream)]
 
     def _bad(self, error: ClientError) -> list[Action]:
         self.queue(encode(error_frame(error)))
@@ -220,6 +289,21 @@ class Session:
         if self._bad_frames < MAX_BAD_FRAMES:
             return []
         return [Close(1008, f"{MAX_BAD_FRAMES} bad frames in a row, the last: {error.code}")]
+
+
+def in_use(stream_id: str) -> ClientError:
+    return ClientError("duplicate_id", f"id {stream_id!r} is in use on this connection", "id")
+
+
+def failure_of(finish: Finish, rid: str) -> ClientError:
+    """Why a generation ended without success; one that is our fault names the request."""
+    if finish.reason is FinishReason.DEADLINE:
+        return ClientError("deadline_exceeded", "the deadline passed before the engine could start", "deadline_ms")
+    failure = finish.failure
+    if failure is None:
+        return ClientError("server_error", f"the engine failed (request {rid})")
+    mine = ERROR_KINDS[failure.code].fault == "engine"
+    return ClientError(failure.code, f"{failure.message} (request {rid})" if mine else failure.message, failure.param)
 
 
 def error_frame(

@@ -31,13 +31,24 @@ class HelloFrame(_Frame, frozen=True, kw_only=True, tag="hello"):
 
 
 class StartFrame(_Frame, frozen=True, kw_only=True, tag="start"):
-    """The engine took the request.  ``created``: Unix time in seconds; ``rid``: the server's own id, for ``story``."""
+    """The engine took the request.  ``created``: Unix time in seconds; ``rid``: the server's own id, for ``story``;
+    ``resume``: the token that takes the stream up again on another connection, if ``retain_s`` was asked for."""
 
     id: str
     seq: int
     model: str
     created: int
     rid: str
+    resume: str | UnsetType = UNSET
+
+
+class ProgressFrame(_Frame, frozen=True, kw_only=True, tag="progress"):
+    """Before the first token, if asked for: ``state`` is queued or prefill, ``done`` of ``total`` prompt tokens."""
+
+    id: str
+    state: str
+    done: int | UnsetType = UNSET
+    total: int | UnsetType = UNSET
 
 
 class DeltaFrame(_Frame, frozen=True, kw_only=True, tag="delta"):
@@ -74,11 +85,20 @@ class ErrorFrame(_Frame, frozen=True, kw_only=True, tag="error"):
     retry_after_ms: int | UnsetType = UNSET
 
 
+class GoawayFrame(_Frame, frozen=True, kw_only=True, tag="goaway"):
+    """The connection will be closed: finish what runs and connect again.  ``reason`` is drain or max_age."""
+
+    reason: str
+    grace_ms: int
+
+
 class PongFrame(_Frame, frozen=True, kw_only=True, tag="pong"):
     """Answer to a ping; the ping's own fields come back beside ``type``."""
 
 
-ServerFrame = HelloFrame | StartFrame | DeltaFrame | DoneFrame | ErrorFrame | PongFrame
+ServerFrame = (
+    HelloFrame | StartFrame | ProgressFrame | DeltaFrame | DoneFrame | ErrorFrame | GoawayFrame | PongFrame
+)
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ServerFrame)

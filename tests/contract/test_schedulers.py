@@ -17,6 +17,14 @@ NAMES = [info.name for info in Registry().available("scheduler") if info.origin 
 #: (policy, options, wrappers)
 VARIANTS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     *((name, {}, ()) for name in NAMES),
+    ("priority", {"lower_first": False}, ()),
+    ("deadline", {"order": "slack"}, ()),
+    ("shortest", {"mode": "remaining"}, ()),
+    ("shortest", {"mode": "hrrn"}, ()),
+    ("fair", {"lift": False}, ()),
+    ("token_budget", {"prefill_interval": 3}, ()),
+    ("priority", {}, ("ageing",)),
+    ("fcfs", {}, ("tenant_share",)),
 ]
 
 

@@ -26,12 +26,6 @@ CASES = REFERENCE["cases"]
 NEW_TOKENS = REFERENCE["new_tokens"]
 
 
-@pytest.fixture(autouse=True)
-def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One weight cache for all tests of this module: converting takes seconds."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "weights"))
-
-
 def run(
     arrivals: list[float],
     *,

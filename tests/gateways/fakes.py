@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,7 @@ class _Generation:
     first_token: float | None = None
     num_output: int = 0
     stopping: FinishReason | None = None
+    paused: bool = False
 
 
 class FakeText:
@@ -73,6 +74,9 @@ class FakeText:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.requests: list[GenerateRequest] = []
         self.cancels: list[str] = []
+        self.pauses: list[str] = []
+        self.resumes: list[str] = []
+        self.tenants: list[str] = []
         self._changed = asyncio.Event()
 
     def open(
@@ -81,10 +85,23 @@ class FakeText:
         assert received is not None
         rid = f"r{len(self.requests)}"
         self.requests.append(request)
+        self.tenants.append(tenant or request.tenant)
         self._live[rid] = _Generation(request, sink, received)
         self._tasks[rid] = asyncio.create_task(self._generate(rid))
         self._change()
         return rid
+
+    def pause(self, rids: Iterable[str]) -> None:
+        for rid in rids:
+            self.pauses.append(rid)
+            if rid in self._live:
+                self._live[rid].paused = True
+
+    def resume(self, rids: Iterable[str]) -> None:
+        for rid in rids:
+            self.resumes.append(rid)
+            if rid in self._live:
+                self._live[rid].paused = False
 
     def cancel(self, rid: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Like the real one: before the engine has it a request ends within this call, later it does so in a step."""
@@ -109,7 +126,7 @@ class FakeText:
             await asyncio.sleep(self.token_s)
             if live.stopping is not None:
                 return self._end(rid, live.stopping)
-            if prompt == "hold":
+            if prompt == "hold" or live.paused:
                 continue
             live.first_token = clock() if live.first_token is None else live.first_token
             live.sink(Delta(rid, PIECES[live.num_output % len(PIECES)], (live.num_output,)))
@@ -200,12 +217,12 @@ def client_frame(payload: bytes, opcode: int = 1) -> bytes:
 
 @contextlib.asynccontextmanager
 async def serve(
-    *, token_s: float = 0.001, host: str = "127.0.0.1", max_message_bytes: int = 16 * 2**20, **options: Any
+    *, token_s: float = 0.001, **server: Any
 ) -> AsyncIterator[Served]:
-    """A gateway on a free port, drained at the end; it must leave nothing running."""
-    config = Config(server=ServerConfig(host=host, port=0, max_message_bytes=max_message_bytes))
+    """A gateway on a free port, drained at the end; it must leave nothing running.  ``server``: its configuration."""
+    config = Config(server=ServerConfig(port=0, **server))
     text, port = FakeText(token_s), FakePort()
-    gateway = WebSocketGateway(None, config, text, **options)
+    gateway = WebSocketGateway(None, config, text)
     gateway.bind()
     await gateway.start(port)
     task = asyncio.create_task(gateway.run(port))

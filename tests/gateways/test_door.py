@@ -11,6 +11,10 @@ from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
 from mainspring.plugins.gateways.door import Door
+from mainspring.plugins.gateways.keys import load_keys
+from mainspring.plugins.gateways.pages import Pages
+from mainspring.plugins.gateways.ws import SOCKETS
+from mainspring.plugins.settings import ServerConfig
 
 from .fakes import FakePort, collect, generate, handshake, receive, send, serve
 
@@ -107,7 +111,7 @@ async def test_no_offer_of_subprotocols_is_refused(offered: list[str], selected:
 )
 async def test_origin(origin: str | None, accepted: bool) -> None:
     """F9."""
-    async with serve(allow_origins=["https://app.example"]) as served:
+    async with serve(allow_origins=("https://app.example",)) as served:
         attempt = connect(served.url, proxy=None, origin=None if origin is None else Origin(origin))
         if accepted:
             async with attempt:
@@ -139,8 +143,10 @@ async def test_host_on_loopback(host: str, status: int) -> None:
 
 
 async def test_bound_to_the_network_takes_any_host_and_no_browser_origin() -> None:
-    door = Door(FakePort(), "0.0.0.0", "0.0.0.0")
-    assert door.origins == [None]
+    port = FakePort()
+    pages = Pages(port, ("tiny",), 0, lambda: (b"", ""))
+    server = ServerConfig(host="0.0.0.0")
+    assert Door(port, server, "0.0.0.0", load_keys(server), SOCKETS, pages).origins == [None]
     async with serve(host="0.0.0.0") as served:
         assert (await served.http("GET /health HTTP/1.1\nHost: llm.example\n"))[0] == 200
 

@@ -99,7 +99,14 @@ async def test_limits_in_the_greeting_are_the_real_ones() -> None:
             data += await loop.sock_recv(sock, 4096)
         sock.close()
         hello = json.loads(data[data.index(b"{") :])
-        assert hello["limits"] == {"max_context_tokens": 2048, "max_message_bytes": 12345, "max_id_chars": 64}
+        assert hello["limits"] == {
+            "max_context_tokens": 2048,
+            "max_message_bytes": 12345,
+            "max_running": 16,
+            "max_queued": 64,
+            "max_id_chars": 64,
+            "max_retain_s": 300,
+        }
         assert hello["protocol"] == "llm.v1"
 
 

@@ -51,7 +51,7 @@ async def test_a_client_that_never_reads_is_cut_and_others_stream_on() -> None:
 
 
 async def cut_a_stalled_client(sndbuf: int) -> None:
-    async with serve(write_deadline_s=0.3) as served, served.client() as healthy:
+    async with serve(write_deadline_s=0.3, max_running_per_connection=20) as served, served.client() as healthy:
         assert served.gateway._socket is not None
         served.gateway._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sndbuf)  # inherited by what it accepts
         with await stall(served):

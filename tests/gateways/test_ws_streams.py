@@ -28,7 +28,7 @@ async def test_one_generation_from_hello_to_done() -> None:
         assert frames[-1]["reason"] == "length"
         assert frames[-1]["usage"] == {"input": 3, "cached": 0, "output": 10}
         timing = frames[-1]["timing"]
-        assert set(timing) == {"queued", "prefill", "ttft", "decode", "total"}
+        assert set(timing) == {"queued", "prefill", "ttft", "decode", "total", "blocked"}
         assert 0 < timing["ttft"] <= timing["total"]
         (request,) = served.text.requests
         assert (request.prompt, request.temperature, request.stop) == ("Hi", 0.5, ("END",))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.schedulers.test_priority import starts
 from tests.support import config, lab, submit
 
@@ -9,7 +11,7 @@ from mainspring.core.messages import Alarm, Cancel
 from mainspring.plugins.simulator import LinearStepTime
 
 
-def static(max_batch: int, **limits: int) -> dict[str, object]:
+def static(max_batch: int, **limits: int) -> dict[str, Any]:
     return {"use": "static_batch", "options": {"max_batch": max_batch}, **limits}
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tests.support import Lab, config, lab, submit
 
-from mainspring.core.messages import Cancel, FinishReason, Pause, Resume
+from mainspring.core.config import SchedulerConfig
+from mainspring.core.messages import Cancel, FinishReason, Note, Pause, Resume, Swap
 from mainspring.core.registry import Registry
 from mainspring.plugins.testing.fake_executor import expected_ids
 
@@ -47,7 +48,7 @@ def play(use: str, options: dict[str, Any], wrap: tuple[Any, ...], depth: int, s
     """Random arrivals, cancels, pauses, tenants, priorities and deadlines; everything that must hold is checked."""
     rng = random.Random(seed)
     num_blocks, block_size = rng.choice([6, 10, 20, 60]), rng.choice([1, 4, 16])
-    limits = {"token_budget": rng.choice([1, 8, 33, 512]), "max_running": rng.choice([2, 8, 256])}
+    limits: dict[str, Any] = {"token_budget": rng.choice([1, 8, 33, 512]), "max_running": rng.choice([2, 8, 256])}
     it = lab(
         config(block_size, use=use, options=options, wrap=wrap, depth=depth, **limits), num_blocks, max_context=200
     )
@@ -81,6 +82,47 @@ def test_random_traffic(use: str, options: dict[str, Any], wrap: tuple[Any, ...]
     """A-05, A-07, invariants 1, 36, 55, 124: all end once, with the text of an undisturbed run, and no fault."""
     for seed in (depth, depth + 10):
         play(use, options, wrap, depth, seed)
+
+
+def swap_among_all(num_steps: int, every: int, depth: int, seed: int = 3) -> None:
+    """Random load with cancels and a pool under pressure, while policy, wrappers and options keep changing."""
+    rng = random.Random(seed)
+    limits: dict[str, Any] = {"token_budget": 64, "max_running": 12, "depth": depth}
+    it = lab(config(4, **limits), 80)
+    prompts: dict[str, tuple[int, ...]] = {}
+    for index in range(num_steps // 4):
+        rid, moment = f"r{index}", 4 * index + rng.random()
+        prompts[rid] = tuple(rng.randrange(2, 1000) for _ in range(rng.randint(1, 60)))
+        facts = {"priority": rng.randint(0, 3), "tenant": rng.choice("abc")}
+        it.sim.at(moment, submit(rid, prompts[rid], rng.randint(1, 60), **facts))
+        if rng.random() < 0.1:
+            it.sim.at(moment + rng.uniform(0, 60), Cancel(rid))
+    for moment in range(every, num_steps, every):
+        use, options, wrap = rng.choice(CASES)
+        it.sim.at(float(moment), Swap(SchedulerConfig(use=use, options=options, wrap=wrap, **limits)))
+    it.sim.run(max_events=10 * num_steps)
+    points = [message.point for message in it.log if isinstance(message, Note)]
+    assert points == ["scheduler.swapped"] * ((num_steps - 1) // every)
+    ends, outputs = it.ends(), it.outputs()
+    assert ends.keys() == prompts.keys()
+    for rid, prompt in prompts.items():
+        assert outputs[rid] == expected_ids(prompt, len(outputs[rid])), rid
+    assert it.host.counters["preemptions"] > 0
+    assert it.host.stats()["policy_faults"] == 0
+    it.assert_empty()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 2])
+def test_swapping_among_all_policies(depth: int) -> None:
+    """Invariant 131: no token lost or repeated, blocks conserved, everyone ends once."""
+    swap_among_all(600, 10, depth)
+
+
+@pytest.mark.soak
+def test_swapping_among_all_policies_for_long() -> None:
+    """The same for 5,000 steps, every 50."""
+    swap_among_all(5000, 50, 2)
 
 
 def test_the_traffic_has_pressure_and_both_ends() -> None:

@@ -23,12 +23,14 @@ def service_gaps(seconds: float, **scheduler: Any) -> list[float]:
         for index in range(int(rate * seconds)):
             it.sim.at(index / rate, submit(f"{tenant}{index}", LENGTH, LENGTH, tenant=tenant))
     service: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     gaps: list[float] = []
 
     def count(message: Any, now: float) -> None:
         if isinstance(message, StepPlan):
             for row in message.rows:
-                prompt = max(0, min(row.start + row.count, LENGTH) - row.start)
+                prompt = max(0, min(row.start + row.count, LENGTH) - seen[row.rid])
+                seen[row.rid] += prompt  # computing it again after a preemption is no service
                 service[row.rid[:4]] += prompt + 2 * row.samples
             gaps.append(abs(service["slow"] - service["fast"]) if now > seconds / 10 else 0)
 

@@ -29,7 +29,8 @@ def test_slots_are_refilled_at_once() -> None:
 @pytest.mark.parametrize("use", ["fcfs", "token_budget"])
 def test_worked_example_of_chunked_prefill(use: str) -> None:
     """Invariant 14: budget 8, A of 10 and B of 3 tokens, C of 4 later."""
-    it = lab(config(use=use, token_budget=8, **({"options": {"long_prefill_cap": 8}} if use != "fcfs" else {})))
+    options = {} if use == "fcfs" else {"long_prefill_cap": 8}
+    it = lab(config(use=use, token_budget=8, options=options))
     it.sim.at(0.0, submit("A", 10), submit("B", 3))
     it.sim.at(1.5, submit("C", 4))
     it.sim.run(until=4.0)

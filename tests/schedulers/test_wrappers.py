@@ -38,7 +38,7 @@ def stream(use: str, options: dict[str, Any], wrap: tuple[Any, ...], **limits: A
     ],
 )
 def test_ageing_bounds_the_wait(use: str, options: dict[str, Any]) -> None:
-    """Invariant 124: never served without, and within ``max_wait_s`` plus the step (here two, a request's turn) with."""
+    """Invariant 124: never served without, and within ``max_wait_s`` plus two steps with."""
     assert "cold" not in starts(stream(use, options, ()))
     it = stream(use, options, (AGEING,))
     scheduled = it.ends()["cold"].timing.scheduled
@@ -81,8 +81,8 @@ def test_ageing_leaves_the_order_alone_while_nobody_is_overdue() -> None:
 def test_tenant_share_keeps_slots_for_others() -> None:
     """One tenant floods four slots; the other always finds one, and gets all of them when it is alone."""
     it = lab(config(max_running=4, wrap=({"use": "tenant_share", "shares": {"flood": 0.75}},)), num_blocks=200)
-    it.sim.at(0.0, *(submit(f"f{index}", 2, 10, tenant="flood") for index in range(12)))
-    it.sim.at(0.0, submit("p", 2, 10, tenant="polite"))
+    flood = [submit(f"f{index}", 2, 10, tenant="flood") for index in range(12)]
+    it.sim.at(0.0, *flood, submit("p", 2, 10, tenant="polite"))
     it.sim.run()
     assert it.batches()[0] == "f02* f12* f22* p2*"
     alone = lab(config(max_running=4, wrap=({"use": "tenant_share", "shares": {"flood": 0.25}},)), num_blocks=200)

@@ -36,6 +36,13 @@ class SleepsForever(SchedulerPolicy):
         return Decision((), wake_at=view.now + 0.001)
 
 
+class ServesNobody(SchedulerPolicy):
+    """Lets requests in and then forgets them."""
+
+    def split_budget(self, view: SchedulerView) -> Mapping[str, int]:
+        return {"*": 4}
+
+
 class LeaksTheBudget(SchedulerPolicy):
     """Gives everybody all they could take."""
 
@@ -62,7 +69,7 @@ class MutatesTheRequest(SchedulerPolicy):
     """Assigns to a view."""
 
     def waiting_key(self, request: RequestView, now: float) -> int:
-        request.priority = 0
+        request.priority = 0  # type: ignore[misc]
         return request.seq
 
 
@@ -96,7 +103,7 @@ class NeverReturns(SchedulerPolicy):
         while view.num_waiting:
             try:
                 sum(range(100))
-            except Exception:
+            except Exception:  # noqa: BLE001
                 continue
         return None
 
@@ -177,6 +184,13 @@ class NegativeCaps(SchedulerPolicy):
 
     def split_budget(self, view: SchedulerView) -> Mapping[str, int]:
         return {request.rid: -1 for request in view.running}
+
+
+class ReservesHalves(SchedulerPolicy):
+    """There is no half token."""
+
+    def reserve(self, request: RequestView, view: SchedulerView) -> int:
+        return request.num_tokens / 2  # type: ignore[return-value]
 
 
 class WaitingVictims(SchedulerPolicy):

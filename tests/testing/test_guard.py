@@ -43,7 +43,8 @@ def engine(*policies: type[SchedulerPolicy], log: list[Message] | None = None) -
         allocator=AllocatorConfig(block_size=4),
     )
     seen = [] if log is None else log
-    simulator = Simulator(config, FakeExecutor(64, 4), lambda launch: 1.0, registry, [lambda message, now: seen.append(message)])
+    taps = [lambda message, now: seen.append(message)]
+    simulator = Simulator(config, FakeExecutor(64, 4), lambda launch: 1.0, registry, taps)
     for rid in "abc":
         simulator.at(0.0, Submit(rid, prompt_of(rid), SamplingParams(max_tokens=6, ignore_eos=True)))
     return simulator
@@ -86,10 +87,10 @@ def fail(view: SchedulerView) -> Decision:
         (lambda view: Decision([("a", 9)]), "9 tokens planned, the budget is 8"),
         (lambda view: Decision([("a", -1)]), "'a' gets -1 tokens"),
         (lambda view: Decision([("a", 0)]), "'a' gets 0 tokens"),
-        (lambda view: Decision([("a", 1.5)]), "'a' gets 1.5 tokens"),
+        (lambda view: Decision([("a", 1.5)]), "'a' gets 1.5 tokens"),  # type: ignore[list-item]
         (lambda view: Decision((), preempt=["nobody"]), "victim 'nobody' is not running"),
         (lambda view: Decision([("a", 1)], padding=[-1]), "padding"),
-        (lambda view: Decision(()), "although the engine is idle"),
+        (lambda view: None if view.num_running else Decision(()), "although the engine is idle"),
         (fail, "LookupError: no idea"),
         (lambda view: 7, "Error"),
     ],

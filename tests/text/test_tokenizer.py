@@ -16,8 +16,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mainspring.core.errors import ClientError, ConfigError
 from mainspring.plugins.models.embedded import default_model_path
+from mainspring.plugins.models.gguf_values import read_metadata
 from mainspring.plugins.settings import ModelConfig
-from mainspring.plugins.text.gguf_metadata import read_metadata
 from mainspring.plugins.text.tokenizer import TextModel, load_text_model
 
 from .vocabularies import byte_fallback, byte_level
@@ -269,8 +269,8 @@ def test_unknown_kinds_of_gguf_vocabulary_are_refused_by_name(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "empty"),
-        (b"nope", "does not begin"),
+        (b"", "is not a GGUF"),
+        (b"nope", "begins with"),
         (b"GGUF" + struct.pack("<IQQ", 9, 0, 0), "version 9"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1), "requires a buffer"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**60), "ends behind the file"),

@@ -15,7 +15,8 @@ from mainspring.core.errors import ERROR_KINDS, ClientError
 from mainspring.core.messages import Failure, Finish, FinishReason, Timing, Usage
 from mainspring.plugins.text.events import Accepted, Delta, Ended, TextEvent
 from mainspring.plugins.wire import llm_v1
-from mainspring.plugins.wire.llm_v1 import Cancel, Close, Generate, Session, Stream
+from mainspring.plugins.wire.actions import Cancel, Close, Generate
+from mainspring.plugins.wire.llm_v1 import Session, Stream
 from mainspring.plugins.wire.llm_v1_frames import DeltaFrame, HelloFrame, decode
 from mainspring.plugins.wire.llm_v1_requests import PingFrame
 
@@ -23,8 +24,8 @@ TIMING = Timing(arrival=10.0, scheduled=10.25, first_token=10.75, finished=12.0)
 
 
 def make_session() -> Session:
-    session = Session(server="mainspring/1", model="tiny", limits={"max_message_bytes": 99}, wall_clock=lambda: 1234.9)
-    assert isinstance(decode(session.pop() or b""), HelloFrame)
+    session = Session(server="mainspring/1", model="tiny", limits={}, wall_clock=lambda: 1234.9, clock=lambda: 0.0)
+    assert isinstance(decode(session.hello()), HelloFrame)
     return session
 
 
@@ -39,6 +40,7 @@ def begin(session: Session, stream_id: str = "a", **fields: Any) -> Stream:
     frame = {"type": "generate", "id": stream_id, "prompt": "Hi"} | fields
     (action,) = session.receive(json.dumps(frame))
     assert isinstance(action, Generate)
+    assert isinstance(action.stream, Stream)
     return action.stream
 
 
@@ -54,12 +56,14 @@ def refusal(session: Session, text: str) -> dict[str, Any]:
 
 
 def test_hello_is_the_first_frame_byte_by_byte() -> None:
-    session = Session(server="mainspring/1", model="tiny", limits={"max_message_bytes": 99}, wall_clock=lambda: 0.0)
-    assert session.pop() == (
+    limits = {"max_message_bytes": 99}
+    session = Session(server="mainspring/1", model="tiny", limits=limits, wall_clock=float, clock=float)
+    assert session.hello() == (
         b'{"type":"hello","protocol":"llm.v1","server":"mainspring/1","models":["tiny"],'
-        b'"limits":{"max_message_bytes":99,"max_id_chars":64},'
-        b'"features":["cancel","multiplex","ping","return_token_ids"]}'
+        b'"limits":{"max_message_bytes":99,"max_id_chars":64,"max_retain_s":300},'
+        b'"features":["cancel","coalesce","multiplex","ping","progress","resume","return_token_ids"]}'
     )
+    assert session.pop() is None
 
 
 def test_a_whole_generation_byte_by_byte() -> None:
@@ -74,7 +78,7 @@ def test_a_whole_generation_byte_by_byte() -> None:
     stream.event(Ended("r1", "", (7,), finish(stop="END")))
     assert session.pop() == (
         b'{"type":"done","id":"a","seq":2,"reason":"stop","stop":"END","usage":{"input":3,"cached":1,"output":2},'
-        b'"timing":{"queued":250.0,"prefill":500.0,"ttft":750.0,"decode":1250.0,"total":2000.0}}'
+        b'"timing":{"queued":250.0,"prefill":500.0,"ttft":750.0,"decode":1250.0,"total":2000.0,"blocked":0.0}}'
     )
     assert session.pop() is None
     assert session.streams == {}
@@ -94,17 +98,17 @@ def test_deltas_join_while_the_peer_is_slow_and_nothing_is_lost() -> None:
     frames = drain(session)
     assert [(f["type"], f["id"], f["seq"]) for f in frames] == [
         ("start", "1", 0),
-        ("start", "2", 0),
-        ("delta", "1", 1),
-        ("delta", "2", 1),
+        ("delta", "1", 1),  # one that has ended goes on to its end
         ("done", "1", 2),
+        ("start", "2", 0),
         ("done", "1", 0),
+        ("delta", "2", 1),
     ]
-    assert frames[2]["text"] == "".join(f"x{number} " for number in range(100)) + "end"
-    assert frames[2]["tokens"] == list(range(101))
-    assert frames[2]["n"] == 101
-    assert frames[3]["n"] == 100
-    assert "tokens" not in frames[3]
+    assert frames[1]["text"] == "".join(f"x{number} " for number in range(100)) + "end"
+    assert frames[1]["tokens"] == list(range(101))
+    assert frames[1]["n"] == 101
+    assert frames[5]["n"] == 100
+    assert "tokens" not in frames[5]
 
 
 def test_tokens_without_text_are_counted_with_the_next_text() -> None:
@@ -150,7 +154,7 @@ def test_timing_leaves_out_what_never_happened() -> None:
     usage = Usage(input=0, cached=0, output=0)
     stream.event(Ended("r", "", (), Finish(FinishReason.CANCELLED, usage, Timing(arrival=1.0, finished=1.5))))
     (done,) = drain(session)
-    assert done["timing"] == {"total": 500.0}
+    assert done["timing"] == {"total": 500.0, "blocked": 0.0}
     assert done["seq"] == 0
     assert "stop" not in done
 
@@ -389,7 +393,8 @@ def test_every_frame_is_one_object_with_a_type_and_reads_back() -> None:
     frame = session.pop() or b""
     assert b"\n" not in frame
     assert decode(frame) == DeltaFrame(id="a", seq=0, text='"\n\u2028', n=1)
-    assert decode('{"type":"goaway","grace_ms":1}') is None
+    assert decode('{"type":"goaway","grace_ms":1}') is None  # its reason is missing
+    assert decode('{"type":"news","x":1}') is None
     assert decode('{"type":"pong","x":1}') is not None
 
 

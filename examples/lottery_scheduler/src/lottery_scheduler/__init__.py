@@ -1,0 +1,1 @@
+"""The lottery scheduling policy for mainspring."""

@@ -1,0 +1,93 @@
+"""What plain GET requests get: health, readiness, the list of models, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import msgspec
+
+from ...core.edge import KernelPort
+
+JSON = "application/json"
+MODELS_PATH = "/v1/models"
+
+
+class Page(NamedTuple):
+    """An answer."""
+
+    status: HTTPStatus
+    body: bytes
+    type: str = JSON
+    headers: Mapping[str, str] = {}
+
+
+class Entry(NamedTuple):
+    """A page that can be asked for; ``private`` ones need a key when keys are configured."""
+
+    make: Callable[[], Page]
+    private: bool
+
+
+class Pages:
+    """``find`` a page by its path.  ``names`` are the names of the model, ``created`` Unix seconds."""
+
+    def __init__(
+        self, port: KernelPort, names: tuple[str, ...], created: int, metrics: Callable[[], tuple[bytes, str]]
+    ) -> None:
+        self._port, self._names, self._created, self._metrics = port, names, created, metrics
+        self._pages = {
+            "/health": Entry(self._health, False),
+            "/ready": Entry(self._ready, False),
+            MODELS_PATH: Entry(self._models, True),
+            "/metrics": Entry(self._metrics_page, False),
+        }
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(self._pages)
+
+    def find(self, path: str) -> Entry | None:
+        if path.startswith(MODELS_PATH + "/"):
+            name = unquote(path.removeprefix(MODELS_PATH + "/"))
+            return Entry(lambda: self._model(name), True)
+        return self._pages.get(path)
+
+    def _health(self) -> Page:
+        alive = self._port.healthy
+        return _page(_status(alive), {"status": "ok" if alive else "failed"})
+
+    def _ready(self) -> Page:
+        port = self._port
+        ready = port.ready and not port.draining
+        state = "ready" if ready else "draining" if port.draining else "not ready"
+        return _page(_status(ready), {"status": state})._replace(headers={} if ready else {"Retry-After": "2"})
+
+    def _models(self) -> Page:
+        return _page(HTTPStatus.OK, {"object": "list", "data": [self._card(name) for name in self._names]})
+
+    def _model(self, name: str) -> Page:
+        if name in self._names:
+            return _page(HTTPStatus.OK, self._card(name))
+        message = f"model {name[:80]!r} is not served here (valid: {', '.join(self._names)})"
+        error = {"type": "invalid_request_error", "code": "model_not_found", "message": message, "param": "model"}
+        return _page(HTTPStatus.NOT_FOUND, {"error": error})
+
+    def _card(self, name: str) -> dict[str, Any]:
+        card = {"id": name, "object": "model", "created": self._created, "owned_by": "mainspring"}
+        info = self._port.info if self._port.ready else None
+        return card | ({"max_model_len": info.max_context} if info else {})
+
+    def _metrics_page(self) -> Page:
+        body, kind = self._metrics()
+        return Page(HTTPStatus.OK, body, kind)
+
+
+def _page(status: HTTPStatus, body: Any) -> Page:
+    return Page(status, msgspec.json.encode(body))
+
+
+def _status(good: bool) -> HTTPStatus:
+    return HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
