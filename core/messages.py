@@ -50,6 +50,9 @@ class Submit(Message, frozen=True):
     ``deadline`` is an absolute clock value in seconds.  ``forced_length`` ends the request after exactly that many
     output tokens (trace replay); it travels beside the request and no policy ever sees it.  ``cache_salt`` isolates
     prefix sharing; ``read_cache = False`` opts out of hits.  ``received`` is when the frame arrived (seconds).
+    ``parent`` forks a running request: the prompt is what that one
+    knows now, and its KV is shared until somebody writes to it.  ``warm`` ends after the prompt, without sampling;
+    ``lease_s`` keeps the prompt cached for so long after the end.
     """
 
     rid: str
@@ -63,6 +66,9 @@ class Submit(Message, frozen=True):
     arm: str = ""
     forced_length: int | None = None
     received: float | None = None
+    parent: str | None = None
+    warm: bool = False
+    lease_s: float = 0.0
 
 
 class Cancel(Message, frozen=True):
@@ -113,6 +119,7 @@ class Started(msgspec.Struct, frozen=True):
     sampling: SamplingParams
     cache_salt: str = ""
     read_cache: bool = True
+    priority: int = 0
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -6,19 +6,18 @@ policy in place.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 import msgspec
 import structlog
 
-from ..core.config import SchedulerConfig, check_options
+from ..core.config import SchedulerConfig
 from ..core.edge import KernelPort
 from ..core.errors import ConfigError
 from ..core.messages import Control as ControlMessage
 from ..core.messages import Message, Note, Swap
-from ..core.registry import Registry
-from .chosen import chosen
 from .config_file import flatten
 from .settings import Config
 
@@ -31,9 +30,10 @@ class Control:
     name = "control"
     consumes: tuple[type[Message], ...] = (Note,)
 
-    def __init__(self, config: Config, registry: Registry) -> None:
+    def __init__(self, config: Config, check: Callable[[Config], None]) -> None:
+        """``check`` raises for a configuration whose plugins cannot be had or built."""
         self.config = config  # what is in force; its scheduler table changes with every swap
-        self._registry = registry
+        self._check = check
         self._port: KernelPort | None = None
         self._answer: Note | None = None
 
@@ -74,10 +74,7 @@ class Control:
         Raises ConfigError or PluginError for a table that cannot be used, and for a hand-over that failed.
         """
         new = msgspec.structs.replace(self.config, scheduler=scheduler)
-        for choice in chosen(new):
-            if choice.slot in ("scheduler", "wrapper"):
-                info = self._registry.resolve(choice.slot, choice.use)
-                check_options(choice.options, info.options, f"{choice.slot}.options", "swap")
+        self._check(new)
         if self._port is None or not self._port.ready:
             raise ConfigError("swap: the engine is not ready; try again")
         self._answer = None

@@ -69,9 +69,7 @@ class Engine:
         """
         self.config = config or load(None, overrides).config
         self.registry = registry or Registry()
-        for choice in chosen(self.config):  # what is wrong here should not wait until the weights are loaded
-            info = self.registry.resolve(choice.slot, choice.use)
-            check_options(choice.options, info.options, f"{choice.slot}.options", "configuration")
+        self._check_plugins(self.config)  # what is wrong here should not wait until the weights are loaded
         self.text = text or TextEdge(self.config)
         settings = self.config.journal
         self.journal = Journal(settings.size, journal_folder(settings), settings.max_bytes, settings.prompts)
@@ -81,7 +79,7 @@ class Engine:
                 gateway = self.registry.make("gateway", name, {}, self.config, self.text)
                 gateway.bind()
                 self.gateways.append(gateway)
-        self.control = Control(self.config, self.registry)
+        self.control = Control(self.config, self._check_plugins)
         edges: list[Edge] = [self.text, self.control, *self.gateways]
 
         def executor(kernel: Kernel) -> ExecutorEdge:
@@ -94,6 +92,12 @@ class Engine:
             taps.append(lambda message, now: self.registry.manager.hook.observe(message=message, now=now))
         self.kernel = Kernel(self.config, self.registry, MonotonicClock(), executor, edges, taps, progress)
         self._stack = contextlib.AsyncExitStack()
+
+    def _check_plugins(self, config: Config) -> None:
+        """Raise for a selected plugin that cannot be had, or whose options do not fit."""
+        for choice in chosen(config):
+            info = self.registry.resolve(choice.slot, choice.use)
+            check_options(choice.options, info.options, f"{choice.slot}.options", "configuration")
 
     async def __aenter__(self) -> Self:
         self._stack.callback(self.journal.close)
@@ -109,12 +113,14 @@ class Engine:
     ) -> bool | None:
         return await self._stack.__aexit__(kind, error, traceback)
 
-    async def stream(self, request: Mapping[str, Any] | GenerateRequest) -> AsyncGenerator[TextEvent, None]:
+    async def stream(
+        self, request: Mapping[str, Any] | GenerateRequest, *, parent: str | None = None
+    ) -> AsyncGenerator[TextEvent, None]:
         """``Accepted``, ``Delta``... and the one ``Ended``.  Leaving early cancels.  Raises ClientError for a request
         that does not fit the schema; a refusal by the engine arrives as ``Ended`` with ``finish.failure``."""
-        checked = self._check(request)
+        checked = self._check(request, forks=parent is not None)
         events: asyncio.Queue[TextEvent] = asyncio.Queue()
-        rid = self.text.open(checked, events.put_nowait)
+        rid = self.text.open(checked, events.put_nowait, parent=parent)
         try:
             while True:
                 event = await events.get()
@@ -124,11 +130,11 @@ class Engine:
         finally:
             self.text.cancel(rid)
 
-    async def generate(self, request: Mapping[str, Any] | GenerateRequest) -> Result:
+    async def generate(self, request: Mapping[str, Any] | GenerateRequest, *, parent: str | None = None) -> Result:
         """Run one request to its end.  Raises ClientError like ``stream``."""
         text: list[str] = []
         token_ids: list[int] = []
-        async for event in self.stream(request):
+        async for event in self.stream(request, parent=parent):
             if isinstance(event, Delta | Ended):
                 text.append(event.text)
                 token_ids += event.token_ids
@@ -136,14 +142,20 @@ class Engine:
                 return result(event.rid, "".join(text), token_ids, event.finish)
         raise AssertionError("a stream ends with Ended")
 
+    async def fork(self, rid: str, options: Mapping[str, Any] | None = None) -> Result:
+        """Branch off the running request ``rid`` (the id in its ``Accepted``): go on from its text so far with other
+        ``options`` (a request without a prompt), sharing its KV until either writes.  ``stream(..., parent=rid)``
+        streams a fork.  A parent that is not running is refused with ``not_found`` in ``Result.error``."""
+        return await self.generate(options or {}, parent=rid)
+
     async def drain(self) -> None:
         """Refuse what comes, let what runs finish within ``server.drain_s``."""
         await self.kernel.drain(self.config.server.drain_s)
 
-    def _check(self, request: Mapping[str, Any] | GenerateRequest) -> GenerateRequest:
+    def _check(self, request: Mapping[str, Any] | GenerateRequest, forks: bool = False) -> GenerateRequest:
         actors = self.kernel.actors
         known = actors.sampler.parameters if actors else frozenset[str]()
-        return request if isinstance(request, GenerateRequest) else parse(request, known)
+        return request if isinstance(request, GenerateRequest) else parse(request, known, forks=forks)
 
 
 def result(rid: str, text: str, token_ids: Iterable[int], finish: Finish) -> Result:

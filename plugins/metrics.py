@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from ..core.messages import Emit, Finish, FinishReason, StepPlan
+from ..core.messages import Emit, Finish, FinishReason, StepPlan, Submit
 
 _FIRST_TOKEN_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -40,6 +40,7 @@ HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {
     "request_decode_time_seconds": (_REQUEST_S, "from the first token to the end"),
     "request_inference_time_seconds": (_REQUEST_S, "from being scheduled to the end"),
     "request_prompt_tokens": (_TOKENS, "tokens of a prompt"),
+    "request_max_num_generation_tokens": (_TOKENS, "tokens that a request asked for at most"),
     "request_generation_tokens": (_TOKENS, "tokens generated for a request"),
     "iteration_tokens_total": (_STEP_TOKENS, "tokens computed in one step"),
 }
@@ -96,6 +97,9 @@ class Metrics(Collector):
         self._last: dict[str, float] = {}  # when each running request had its latest token
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+
+    def on_submit(self, submit: Submit) -> None:
+        self._histograms["request_max_num_generation_tokens"].observe(submit.sampling.max_tokens)
 
     def on_plan(self, plan: StepPlan) -> None:
         if plan.rows:

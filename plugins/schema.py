@@ -22,6 +22,7 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_NAME_CHARS = 256
+MAX_LEASE_S = 3600.0
 #: Seeds drawn for requests without one stay exact in JSON readers that hold numbers as doubles.
 SEED_BITS = 53
 
@@ -29,7 +30,8 @@ SEED_BITS = 53
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One checked request: exactly one of ``prompt``, ``messages`` (role and content each) and ``token_ids`` is set.
 
-    ``deadline_ms`` counts from reception.  ``extra`` holds parameters that only some samplers know.
+    ``deadline_ms`` counts from reception.  ``warm`` computes the prompt's KV and generates nothing; ``lease_s`` keeps
+    the prompt in the prefix cache for that many seconds.  ``extra`` holds parameters that only some samplers know.
     """
 
     prompt: str | None = None
@@ -51,11 +53,16 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = "default"
     deadline_ms: float | None = None
     cache_salt: str = ""
+    warm: bool = False
+    lease_s: float = 0.0
     extra: dict[str, Any] = {}
 
 
-def parse(fields: Mapping[str, Any], sampler_parameters: Collection[str] = ()) -> GenerateRequest:
-    """Check a decoded JSON object.  ``sampler_parameters`` are further names that the configured sampler understands.
+def parse(
+    fields: Mapping[str, Any], sampler_parameters: Collection[str] = (), *, forks: bool = False
+) -> GenerateRequest:
+    """Check a decoded JSON object.  ``sampler_parameters`` are further names that the configured sampler understands;
+    a request that ``forks`` another has no prompt of its own.
 
     Raises ClientError: ``unsupported_parameter`` for an unknown name, ``invalid_request`` for everything else.
     """
@@ -74,7 +81,9 @@ def parse(fields: Mapping[str, Any], sampler_parameters: Collection[str] = ()) -
             hint = nearest(str(name)[:MAX_NAME_CHARS], known)
             raise ClientError("unsupported_parameter", f"unknown field {_show(name)}{hint}", str(name)[:MAX_NAME_CHARS])
     given = [name for name in _INPUTS if name in checked]
-    if len(given) != 1:
+    if forks and given:
+        raise ClientError("invalid_request", f"{given[0]}: a fork goes on from its parent's text", given[0])
+    if len(given) != 1 and not forks:
         got = "got " + " and ".join(given) if given else "got none of them"
         raise ClientError("invalid_request", f"give exactly one of {', '.join(_INPUTS)}; {got}", (given or _INPUTS)[-1])
     request = GenerateRequest(**checked, extra=extra)
@@ -171,6 +180,12 @@ def _duration(name: str, value: Any) -> float:
     return float(value)
 
 
+def _lease(name: str, value: Any) -> float:
+    if not 0 <= _number(name, value) <= MAX_LEASE_S:
+        _refuse(name, value, f"0 to {MAX_LEASE_S:g} seconds")
+    return float(value)
+
+
 def _boolean(name: str, value: Any) -> bool:
     if type(value) is not bool:
         _refuse(name, value, "true or false")
@@ -250,6 +265,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "tenant": _name(1),
     "deadline_ms": _duration,
     "cache_salt": _name(0),
+    "warm": _boolean,
+    "lease_s": _lease,
 }
 #: Well-known parameters that a sampler may or may not offer: typed here, refused by name by a sampler without them.
 _EXTRA_CHECKS: dict[str, Callable[[str, Any], Any]] = {

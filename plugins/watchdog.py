@@ -2,8 +2,9 @@
 
 ``watchdog(function, *arguments)`` calls the function.  If it has not returned within the limit, a daemon thread raises
 a private exception inside it, again and again until it ends; the caller gets ``TimeoutError``.  Outside such a call
-nothing is ever raised: arming, firing and disarming exclude each other by a lock, and an exception that was sent but
-not yet delivered when the call returned by itself is taken back.
+nothing is ever raised.  A call leaves a token on a list; who takes it off first decides: the call on its way out, or
+the thread, which from then on may raise until the call has settled with it under a lock.  What was sent but not yet
+delivered by then is taken back.  So a call that ends in time needs no lock.
 
 Only Python code can be interrupted: a call that is blocked inside C is ended as soon as it comes back from there.
 """
@@ -19,6 +20,8 @@ from typing import Any, Self
 
 #: Seconds between attempts once a call is overdue: the first may land in a ``try`` that swallows everything.
 _AGAIN_S = 0.01
+#: How often the thread looks within the limit; a call is ended at most one look late.
+_LOOKS = 8
 
 
 class _Overdue(BaseException):
@@ -34,36 +37,52 @@ class Watchdog:
     def __init__(self, limit_s: float = 1.0, now: Callable[[], float] = time.monotonic) -> None:
         self.limit_s = limit_s
         self._now = now
+        self._busy = False
+        self._caller = 0  # the thread that makes the present call
+        self._tokens: list[int] = []  # the present call's number, until it ends or is overdue
+        self._calls = 0
+        self._seen = (0, 0.0)  # (number, clock value in seconds) when the thread first saw the present call
         self._lock = threading.Lock()
-        self._armed: tuple[int, float] | None = None  # (thread, clock value in seconds) of the call that runs
-        self._sent = False
+        self._overdue = False  # the thread has taken the token
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """``function(*arguments)``; raises TimeoutError in its place if it does not return in time."""
-        if self._armed is not None:
+        if self._busy:
             return function(*arguments)
+        if self._thread is None:
+            self._start()
+        self._busy = True
+        self._caller = threading.get_ident()
+        self._calls += 1
         try:
             try:
-                self._arm()
+                self._tokens.append(self._calls)
                 return function(*arguments)
             finally:
-                self._disarm()
+                try:
+                    self._tokens.pop()
+                except IndexError:  # the thread has it
+                    self._settle()
         except _Overdue:
-            self._disarm()
+            self._settle()
             raise TimeoutError(f"did not return within {self.limit_s:g} s") from None
+        finally:
+            self._busy = False
 
     def look(self) -> float:
-        """Interrupt the call that runs if it is overdue; returns the seconds until it is worth looking again."""
+        """Interrupt the present call if it is overdue; returns the seconds until it is worth looking again."""
         with self._lock:
-            if self._armed is None:
-                return self.limit_s
-            thread, since = self._armed
-            if (left := since + self.limit_s - self._now()) > 0:
-                return left
-            self._sent = True
-            _raise_in(thread, _Overdue)
+            now, number = self._now(), self._calls
+            if not self._overdue:
+                if not self._tokens or number != self._seen[0]:
+                    self._seen = number, now
+                    return self.limit_s / _LOOKS
+                if now - self._seen[1] < self.limit_s or not self._claim(number):
+                    return self.limit_s / _LOOKS
+                self._overdue = True
+            _raise_in(self._caller, _Overdue)
             return _AGAIN_S
 
     def close(self) -> None:
@@ -78,21 +97,29 @@ class Watchdog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _arm(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="mainspring-watchdog", daemon=True)
-            self._thread.start()
-        with self._lock:
-            self._armed = threading.get_ident(), self._now()
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="mainspring-watchdog", daemon=True)
+        self._thread.start()
 
-    def _disarm(self) -> None:
+    def _claim(self, number: int) -> bool:
+        """Take the token of call ``number``; False if that call has ended.  Taking from a list is indivisible."""
+        try:
+            taken = self._tokens.pop()
+        except IndexError:
+            return False
+        if taken != number:  # of a call that has begun meanwhile: it gets its token back
+            self._tokens.append(taken)
+            return False
+        return True
+
+    def _settle(self) -> None:
         """After this nothing can be raised any more; what arrives meanwhile is too late and is dropped."""
         while True:
             try:
                 with self._lock:
-                    if self._sent and self._armed is not None:
-                        _raise_in(self._armed[0], None)
-                    self._armed, self._sent = None, False
+                    self._overdue = False
+                    self._tokens.clear()
+                    _raise_in(self._caller, None)
                 return
             except _Overdue:
                 continue

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from ..core.hookspecs import Register, hookimpl
 from ..core.policy import PolicyContext, SchedulerView
 from ..core.request import RequestView
+from .keys.options import PosInt
 from .keys.order import smallest_first
 from .keys.ranks import RankedPolicy, RankOptions
 
@@ -22,7 +24,14 @@ from .keys.ranks import RankedPolicy, RankOptions
 class Options(RankOptions):
     """Options of ``deadline``."""
 
-    order: Literal["earliest", "slack"] = "earliest"  # slack looks at every waiting request in every step
+    order: Literal["earliest", "slack"] = "earliest"
+    look_ahead: PosInt = 1024  # slack looks at so many waiting requests, the earliest, in every step
+
+
+def due(request: RequestView) -> float:
+    """Clock value in seconds; infinity without a deadline."""
+    deadline = request.deadline
+    return inf if deadline is None else deadline
 
 
 class Deadline(RankedPolicy):
@@ -36,11 +45,11 @@ class Deadline(RankedPolicy):
     def rank(self, request: RequestView) -> int:
         return int(request.deadline is None)
 
-    def place(self, request: RequestView) -> tuple[int, float]:
-        return (self.rank(request), request.deadline or 0.0)
+    def places(self, running: Iterable[RequestView]) -> list[float]:
+        return list(map(due, running))
 
     def waiting_key(self, request: RequestView, now: float) -> Any:
-        return (*self.place(request), request.num_preemptions == 0)
+        return (due(request), request.num_preemptions == 0)
 
     def order_waiting(self, view: SchedulerView) -> Iterable[RequestView] | None:
         if self.options.order == "earliest":
@@ -51,10 +60,9 @@ class Deadline(RankedPolicy):
             tokens = request.num_tokens - view.cached_prefix_tokens(request)
             to_come = request.max_tokens - request.num_output_tokens
             needs = tokens / view.token_budget * full_step + to_come * step
-            rank, deadline = self.place(request)
-            return (rank, deadline - needs * (rank == 0), request.num_preemptions == 0)
+            return (due(request) - needs, request.num_preemptions == 0)
 
-        return smallest_first(view.waiting, time_to_spare)
+        return smallest_first(view.waiting, time_to_spare, self.options.look_ahead)
 
 
 @hookimpl

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from ..core.hookspecs import Register, hookimpl
 from ..core.policy import Event, PolicyContext, SchedulerView
-from ..core.request import RequestView, Status
-from .keys.options import KeyedPolicy, Keys
+from ..core.request import RequestView
+from .keys.options import KeyedPolicy, Keys, PosInt
 from .keys.order import smallest_first
 
 FADE = 0.9  # share that the learned mean keeps when another request finishes
@@ -25,7 +25,8 @@ FADE = 0.9  # share that the learned mean keeps when another request finishes
 class Options(Keys):
     """Options of ``shortest``."""
 
-    mode: Literal["prefill", "remaining", "hrrn"] = "prefill"  # prefill, hrrn: a look at everyone waiting each step
+    mode: Literal["prefill", "remaining", "hrrn"] = "prefill"
+    look_ahead: PosInt = 1024  # prefill and hrrn look at so many waiting requests in every step
 
 
 class Shortest(KeyedPolicy):
@@ -41,7 +42,7 @@ class Shortest(KeyedPolicy):
         work = request.num_tokens
         if self.options.mode == "remaining":
             work += max(1, self.predicted_output(request) - request.num_output_tokens)
-        return (request.num_preemptions == 0, work)
+        return (request.num_preemptions == 0, 0 if self.options.mode == "hrrn" else work)
 
     def predicted_output(self, request: RequestView) -> int:
         """Tokens, at most ``max_tokens``, which is also the guess while nothing like it has finished."""
@@ -59,12 +60,11 @@ class Shortest(KeyedPolicy):
             ratio = (view.now - request.arrival) / max(1, uncached)
             return (request.num_preemptions == 0, uncached > 0, -ratio, uncached)
 
-        return smallest_first(view.waiting, key)
+        return smallest_first(view.waiting, key, self.options.look_ahead)
 
     def on_event(self, event: Event) -> None:
-        request = event.request
-        if event.kind == "finished" and request.num_output_tokens and request.status is Status.FINISHED:
-            kind, length = self._kind(request), request.num_output_tokens
+        if event.kind == "finished" and (length := event.request.num_output_tokens):
+            kind = self._kind(event.request)
             self._learned[kind] = FADE * self._learned.get(kind, length) + (1 - FADE) * length
             if len(self._learned) > 4096:  # many tenants came once
                 self._learned.pop(next(iter(self._learned)))

@@ -1,7 +1,7 @@
-"""The documentation says what the code does: every name has its row, links resolve, and what claims to run runs (D-01).
+"""The documentation says what the code does: every name has its row, links resolve, and what claims to run runs.
 
-Blocks whose info string is ``python runnable`` and the scripts in ``examples/`` are executed with the real tokenizer and
-an executor without a model; the one transcript of the README is made again with the model itself.
+Blocks whose info string is ``python runnable`` and the scripts in ``examples/`` are executed with the real tokenizer
+and an executor without a model; the one transcript of the README is made again with the model itself.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def test_every_end_has_its_row() -> None:
 
 
 def test_every_verb_has_its_section_with_its_arguments() -> None:
-    told = {title.split()[1]: body for title, body in sections(read("cli.md")).items() if title.startswith("mainspring ")}
+    told = {
+        title.split()[1]: body for title, body in sections(read("cli.md")).items() if title.startswith("mainspring ")
+    }
     verbs = {info.name: info.factory() for info in Registry().available("command")}
     assert told.keys() == verbs.keys()
     everywhere = {"--help", "--config", "--set"}
@@ -173,8 +175,14 @@ def test_every_frame_has_its_section_and_every_field_its_row() -> None:
         assert names(told[tag]) == [field.name for field in msgspec.structs.fields(frame)], tag
     features = set(re.findall(r"`(\w+)`", next(row[2] for row in rows(told["hello"]) if row[0] == "`features`")))
     assert features == set(llm_v1.FEATURES)
-    for kind in llm_v1_requests._TYPES:
-        assert kind in told
+    requests: dict[str, tuple[str, ...]] = {
+        "generate": llm_v1_requests.GenerateFrame._fields,
+        "resume": llm_v1_requests.ResumeFrame._fields,
+        "cancel": llm_v1_requests.CancelFrame._fields,
+    }
+    for kind, fields in requests.items():
+        assert names(told[kind]) == list(fields), kind
+    assert {*requests, "ping"} == set(llm_v1_requests._TYPES)
 
 
 def test_the_limits_are_those_of_the_code() -> None:
@@ -198,7 +206,9 @@ def test_every_decision_is_in_its_index() -> None:
 
 
 def test_the_parser_of_tables_sees_what_is_missing() -> None:
-    text = "# A\n| K | V |\n| --- | --- |\n| `x` | 1 |\n\n```\n# no\n| `y` | 2 |\n```\n## `b` c\n| Z |\n| --- |\n| z |\n"
+    text = (
+        "# A\n| K | V |\n| --- | --- |\n| `x` | 1 |\n\n```\n# no\n| `y` | 2 |\n```\n## `b` c\n| Z |\n| --- |\n| z |\n"
+    )
     assert rows(text) == [["`x`", "1"], ["z"]]
     assert names(text) == ["x", "z"]
     assert list(sections(text)) == ["A", "b c"]
@@ -239,7 +249,7 @@ def blocks() -> Iterator[Any]:
 
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``executor.use = "auto"`` chooses an executor that draws ids of the default model's vocabulary from a checksum."""
+    """``executor.use = "auto"`` chooses an executor that makes ids of the default model's vocabulary out of nothing."""
 
     def choose(config: Config) -> tuple[FakeExecutor, str]:
         return FakeExecutor(num_blocks=512, vocab_size=49152, max_context=8192, first_id=20), "for the documentation"

@@ -131,7 +131,7 @@ class SharingAllocator:
         if forked is not None:
             forked.ids = list(started.token_ids)
             return
-        sequence = Sequence(list(started.token_ids), started.cache_salt, getattr(started, "priority", 0))
+        sequence = Sequence(list(started.token_ids), started.cache_salt, started.priority)
         sequence.computed = started.num_cached_tokens
         self.sequences[started.rid] = sequence
         if limit := started.num_cached_tokens // self.block_size:
@@ -162,9 +162,13 @@ class SharingAllocator:
         """Room for the row: own copies of shared blocks that it writes, new blocks at the end.  All or nothing."""
         size, table, pool = self.block_size, sequence.table, self.pool
         stop = -(-(row.start + row.count) // size)
-        written = range(row.start // size, min(len(table), stop))
-        shared = [index for index in written if pool.users[table[index]] > 1 or self.is_foreign(sequence, index)]
         fresh = max(0, stop - len(table))
+        shared: list[int] = []
+        if sequence.branched:
+            written = range(row.start // size, min(len(table), stop))
+            shared = [index for index in written if pool.users[table[index]] > 1 or self.is_foreign(sequence, index)]
+        elif not fresh:
+            return True
         if len(shared) + fresh > pool.num_available:
             return False
         if shared:
@@ -175,7 +179,8 @@ class SharingAllocator:
                 pool.drop(table[index], step)
             self.num_copied += len(shared)
             table = tuple(blocks)
-        sequence.table = table + tuple(pool.take() for _ in range(fresh)) if fresh else table
+        sequence.table = table + tuple([pool.take() for _ in range(fresh)])
+        sequence.branched = False
         return True
 
     def is_foreign(self, sequence: Sequence, index: int) -> bool:
@@ -185,11 +190,13 @@ class SharingAllocator:
     def _row(self, sequence: Sequence, row: Row, step: int) -> GrantedRow:
         stop = row.start + row.count
         sequence.newest, sequence.computed = step, stop
-        sequence.learn(row)
+        if len(sequence.ids) < stop:
+            sequence.learn(row)
         if row.samples:
             sequence.pending[step] = stop
         table = sequence.table  # as it is written; finding a twin may change the sequence's table for later steps
-        self._register(row.rid, sequence)
+        if stop // self.block_size > len(sequence.path):
+            self._register(row.rid, sequence)
         slots = slot_mapping(table, row.start, row.count, self.block_size)
         return GrantedRow(row.rid, row.start, row.count, row.token_ids, row.samples, table, slots)
 
@@ -250,10 +257,12 @@ class SharingAllocator:
             sequence = self.sequences.get(rid)
             if sequence is not None and rid not in failed:
                 sequence.book(result.step, token)
-                self._register(rid, sequence)
+                if sequence.computed // self.block_size > len(sequence.path):
+                    self._register(rid, sequence)
         if failed:
             self._distrust(failed, result.step)
-        self._fresh = [item for item in self._fresh if item[0] > result.step]
+        if self._fresh:
+            self._fresh = [item for item in self._fresh if item[0] > result.step]
         self.pool.book(result.step)
 
     def _distrust(self, failed: set[str], step: int) -> None:
@@ -289,6 +298,7 @@ class SharingAllocator:
         assert child not in self.sequences, f"{child} exists"
         sequence = Sequence(list(source.ids), source.salt, source.priority)
         sequence.forked, sequence.findable = True, source.findable
+        sequence.branched = source.branched = True
         sequence.computed = max(0, min(source.computed, len(source.ids) - 1))
         sequence.table = source.table[: -(-sequence.computed // self.block_size)]
         sequence.path = source.path[: sequence.computed // self.block_size]

@@ -199,7 +199,7 @@ class Catalog:
         candidates = {item[-1].key for item in self._heap if self._current(item)}
         for block, entry in self.of_block.items():
             assert entry.alive and entry.block == block, entry
-            assert entry.num_children == children[entry.key], f"{entry} has {children[entry.key]} children, not {entry.num_children}"
+            assert entry.num_children == children[entry.key], f"{entry} miscounts its children"
             assert self.lookup.child(entry.parent, entry.salt, entry.tokens) is entry, f"{entry} cannot be found"
             assert entry.parent is None or (entry.parent.alive and entry.idle >= entry.parent.idle), (
                 f"{entry} hangs loose"

@@ -32,13 +32,20 @@ class ChainLookup:
         return None
 
     def walk(self, salt: str, token_ids: Sequence[int], limit: int) -> list[Entry]:
+        buckets, hasher, size = self._buckets, self._hash, self._block_size
         found: list[Entry] = []
         parent: Entry | None = None
-        for start in range(0, limit * self._block_size, self._block_size):
-            parent = self.child(parent, salt, tuple(token_ids[start : start + self._block_size]))
-            if parent is None:
+        place = hash(salt)
+        for start in range(0, limit * size, size):
+            tokens = tuple(token_ids[start : start + size])
+            place = hasher(place, tokens)
+            for entry in buckets.get(place, ()):
+                if entry.parent is parent and entry.tokens == tokens and entry.salt == salt:
+                    break
+            else:
                 break
-            found.append(parent)
+            parent = entry
+            found.append(entry)
         return found
 
     def insert(self, entry: Entry) -> None:

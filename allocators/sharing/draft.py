@@ -153,7 +153,7 @@ class SharingDraft:
     def _settle(self) -> None:
         """Note the blocks that the rows so far will make findable, in row order."""
         for rid, num_tokens in self._extended:
-            claim = self._claims[rid]
+            claim = self._claim(rid)
             sequence = self._allocator.sequences.get(rid)
             if sequence is not None and claim.table:
                 full = min(num_tokens, len(sequence.ids)) // self._size
@@ -174,8 +174,7 @@ class SharingDraft:
         claim, size = self._claim(rid), self._size
         blocks = -(-num_tokens // size)
         shared: list[int] = []
-        if claim.table:
-            sequence = self._allocator.sequences[rid]
+        if claim.table and (sequence := self._allocator.sequences[rid]).branched:
             written = range(sequence.computed // size, min(len(claim.table), blocks))
             shared = [
                 index
@@ -190,6 +189,12 @@ class SharingDraft:
         return self._wanted(rid, num_tokens)[0]
 
     def extend(self, rid: str, num_tokens: int) -> int:
+        if rid not in self._claims:
+            sequence = self._allocator.sequences.get(rid)
+            if sequence is not None and not sequence.branched and num_tokens <= len(sequence.table) * self._size:
+                if num_tokens // self._size > len(sequence.path):
+                    self._extended.append((rid, num_tokens))
+                return 0
         need, shared = self._wanted(rid, num_tokens)
         if need > self._free:
             return need - self._free

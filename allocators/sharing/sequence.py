@@ -9,7 +9,19 @@ from .entries import Entry
 class Sequence:
     """``path`` are the entries of its first blocks, as far as they are full, computed and known by content."""
 
-    __slots__ = ("computed", "findable", "forked", "ids", "newest", "path", "pending", "priority", "salt", "table")
+    __slots__ = (
+        "branched",
+        "computed",
+        "findable",
+        "forked",
+        "ids",
+        "newest",
+        "path",
+        "pending",
+        "priority",
+        "salt",
+        "table",
+    )
 
     def __init__(self, ids: list[int], salt: str = "", priority: int = 0) -> None:
         self.ids, self.salt, self.priority = ids, salt, priority
@@ -19,6 +31,7 @@ class Sequence:
         self.newest = 0  # the newest step that names it
         self.pending: dict[int, int] = {}  # step in flight -> position of the id it samples
         self.findable = True  # False: its blocks may not be what its ids say, so none becomes findable any more
+        self.branched = False  # the block it writes next may also be a fork's
         self.forked = False  # not started yet: its blocks came from its parent
 
     def learn(self, row: Row) -> None:

@@ -12,11 +12,17 @@ from typing import Any
 import anyio.to_thread
 import structlog
 
-from ...core.messages import Down, Message, StepLaunch
+from ...core.messages import Down, Message, StepLaunch, StepResult
 from ...core.policy import Executor, ExecutorInfo, SampleOutput
 
 log = structlog.get_logger("mainspring.executor")
 CLOSE_TIMEOUT_S = 10.0
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Python's own error, or one of torch's, which has none for the CPU."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
 
 
 class ExecutorThread:
@@ -30,6 +36,7 @@ class ExecutorThread:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._launched: deque[float] = deque()  # of each step without a result, oldest first
         self._abandoned = False
+        self._memory: dict[str, int] = {}  # bytes by column, as loaded
         self._thread = threading.Thread(target=self._loop, name="mainspring-executor", daemon=True)
         self._thread.start()
 
@@ -47,7 +54,9 @@ class ExecutorThread:
 
         def work() -> None:
             try:
-                result: ExecutorInfo | BaseException = self.executor.load(progress)
+                info = self.executor.load(progress)
+                self._memory = dict(info.memory)
+                result: ExecutorInfo | BaseException = info
             except BaseException as error:  # noqa: BLE001 - handed to whoever awaits the load
                 result = error
             loop.call_soon_threadsafe(settle, result)
@@ -83,13 +92,24 @@ class ExecutorThread:
             task()
         self.executor.close()
 
+    def _out_of_memory(self, launch: StepLaunch, error: Exception) -> StepResult:
+        """The step's requests end with an error, the engine goes on; plan and ledger are written down."""
+        plan = {row.rid: (row.start, row.count, len(row.block_table)) for row in launch.rows}
+        log.error("out_of_memory", step=launch.step, error=str(error), memory=self._memory, plan=plan)
+        now = self._now()
+        failed = tuple((row.rid, f"out of memory in step {launch.step}") for row in launch.rows)
+        return StepResult(launch.step, (), (), failed, now, now)
+
     def _step(self, launch: StepLaunch) -> None:
         assert self._sample is not None
         try:
             result: Message = self.executor.execute(launch, self._sample)
         except Exception as error:
-            log.exception("step_failed", step=launch.step)
-            result = Down("executor", f"{type(error).__name__}: {error}", launch.step)
+            if is_out_of_memory(error):
+                result = self._out_of_memory(launch, error)
+            else:
+                log.exception("step_failed", step=launch.step)
+                result = Down("executor", f"{type(error).__name__}: {error}", launch.step)
         if launch.rows:
             self._launched.popleft()
         if not self._abandoned and (launch.rows or isinstance(result, Down)):

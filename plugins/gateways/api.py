@@ -52,6 +52,9 @@ class ServerSession(Protocol):
     def handle(self, frame: Any) -> list[Action]:
         """Take a parsed frame."""
 
+    def due(self) -> list[Action]:
+        """What must be done because a generation has ended."""
+
     def pop(self) -> bytes | None:
         """The next frame to send."""
 

@@ -17,7 +17,7 @@ from websockets.protocol import State
 
 from ...core.errors import ClientError
 from ..logs import get
-from ..wire.actions import Cancel, Close, Generate, Resume
+from ..wire.actions import Action, Close, Generate, Resume
 from ..wire.llm_v1 import Session as NativeSession
 from ..wire.llm_v1 import Stream
 from ..wire.outbox import Source
@@ -53,6 +53,7 @@ class Connection:
         self._closer: asyncio.Task[None] | None = None
         self._sending_since: float | None = None  # loop time at which the present send began
         self._watchdog: asyncio.TimerHandle | None = None
+        self._leaving = False  # it is being closed
         self._slow = False  # the write deadline has cut it
         self._active_at = self._loop.time()
         self._retire_at = self._active_at + max_age_s if max_age_s else None
@@ -99,6 +100,7 @@ class Connection:
     async def close(self, code: int, reason: str, timeout_s: float = CLOSE_TIMEOUT_S, keep: bool = True) -> None:
         """Cancel what runs (``keep``: but what can be resumed), send what waits (terminals included), then close with
         ``code``; abort after the timeout."""
+        self._leaving = True
         self._leave(reason, keep)
         try:
             async with asyncio.timeout(timeout_s):
@@ -124,25 +126,35 @@ class Connection:
             self._active_at = self._loop.time()
             big = len(message) >= THREAD_PARSE_CHARS
             frame = await asyncio.to_thread(parse, message) if big else parse(message)
-            for action in self._session.handle(frame):
-                if isinstance(action, Close):
-                    return action
-                if isinstance(action, Generate):
-                    self._generate(action.stream, received, len(message))
-                elif isinstance(action, Resume):
-                    self._resume(action)
-                elif isinstance(action, Cancel) and (running := self._generations.get(action.stream)) is not None:
-                    running.cancel("client")
+            close = self._act(self._session.handle(frame), received, len(message))
+            if close is not None:
+                return close
             self.poke()
             while self._session.backlog_bytes > MAX_BACKLOG_BYTES and self._writing:
                 self._idle.clear()
                 await self._idle.wait()
 
+    def _act(self, actions: list[Action], received: float, num_bytes: int) -> Close | None:
+        while actions:
+            for action in actions:
+                if isinstance(action, Close):
+                    return action
+                if isinstance(action, Generate):
+                    at = received if action.received is None else action.received
+                    self._generate(action.stream, at, num_bytes if action.num_bytes is None else action.num_bytes)
+                elif isinstance(action, Resume):
+                    self._resume(action)
+                elif (running := self._generations.get(action.stream)) is not None:
+                    running.cancel("client")
+            actions = self._session.due()
+        return None
+
     def _generate(self, source: Source, received: float, num_bytes: int) -> None:
         hub = self._hub
         try:
-            if hub.port.draining:
-                raise ClientError("draining", "the server is draining; connect again for new generations")
+            if hub.port.draining or self._leaving:
+                who = "connection is being closed" if self._leaving else "server is draining"
+                raise ClientError("draining", f"the {who}; connect again for new generations")
             wait = self._num_open >= hub.server.max_running_per_connection
             total = self._num_bytes + num_bytes if self._generations else 0
             if wait or total > hub.server.max_pending_bytes:
@@ -205,6 +217,8 @@ class Connection:
         self.release(generation)
         if generation.token is not None:
             self._kept.add(generation)
+        if self._writing:
+            self._act(self._session.due(), self._hub.port.now(), 0)
 
     def forget(self, generation: Generation) -> None:
         """It can't be resumed any more."""

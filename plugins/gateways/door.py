@@ -21,7 +21,7 @@ from websockets.typing import Origin, Subprotocol
 
 from ...core.edge import KernelPort
 from ..settings import ServerConfig
-from .keys import Keys, Peer
+from .keys import ANYBODY, Keys, Peer
 from .pages import Page, Pages
 
 KEY_PROTOCOL = "openai-insecure-api-key."  # browsers can't set headers, so the key comes as a subprotocol
@@ -89,11 +89,9 @@ class Door:
         if page is None and path not in self._sockets:
             valid = ", ".join([*self._sockets, *self._pages.paths])
             return Refusal(HTTPStatus.NOT_FOUND, "not_found", f"no such path; valid paths: {valid}")
-        peer: Peer | Refusal | None = None
-        if page is None or page.private:
-            peer = self._peer(request, parts.query)
-            if isinstance(peer, Refusal):
-                return peer
+        peer = self._peer(request, parts.query) if page is None or page.private else ANYBODY
+        if isinstance(peer, Refusal):
+            return peer
         if page is not None:
             if request.method not in ("GET", "HEAD"):
                 allow = {"Allow": "GET, HEAD"}
@@ -103,7 +101,6 @@ class Door:
         if not upgrade:
             text = f"{path} is a WebSocket" + (f" ({self._sockets[path]})" if self._sockets[path] else "")
             return Refusal(HTTPStatus.UPGRADE_REQUIRED, "invalid_request", text, {"Upgrade": "websocket"})
-        assert peer is not None
         return self._admit(connection, peer)
 
     def _peer(self, request: Request, query: str) -> Peer | Refusal:

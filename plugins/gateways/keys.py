@@ -82,7 +82,7 @@ def load_keys(server: ServerConfig) -> Keys:
         place = re.search(r"line \d+", str(error))
         raise ConfigError(f"{where}: is not TOML{f' ({place[0]})' if place else ''}") from None
     if not tree:
-        raise ConfigError(f"{where}: has no table; one per key is expected, e.g. [alice] with key = \"...\"")
+        raise ConfigError(f'{where}: has no table; one per key is expected, e.g. [alice] with key = "..."')
     return Keys({name: _entry(name, table, where) for name, table in tree.items()}, server.max_connections_per_key)
 
 

@@ -33,6 +33,11 @@ class Shelf:
         self._counts[peer.name] += 1
         self._kept[peer.name, token] = generation
 
+    def cancel_all(self, why: str) -> None:
+        """End what still runs."""
+        for generation in list(self._kept.values()):
+            generation.cancel(why)
+
     def drop(self, peer: Peer, token: str) -> None:
         """Its time is over; ``find`` says so for a while."""
         if self._kept.pop((peer.name, token), None) is not None:

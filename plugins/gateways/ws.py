@@ -1,4 +1,5 @@
-"""The WebSocket gateway: the native protocol on ``/v1/stream``, and what plain GET requests get (``pages``).
+"""The WebSocket gateway: the native protocol on ``/v1/stream``, the Responses API on ``/v1/responses``, and what plain
+GET requests get (``pages``).
 
 The socket is bound before the model is loaded, so that an occupied port is found in a second and not in a minute.
 While the kernel drains the gateway keeps listening: health and readiness are answered, new streams are refused with
@@ -19,15 +20,16 @@ import anyio
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from ... import __version__
-from ..settings import Config
 from ...core.edge import KernelPort
 from ...core.errors import ConfigError
 from ...core.hookspecs import Register, hookimpl
-from ...core.messages import Control, Emit, Message, StepPlan
+from ...core.messages import Control, Emit, Message, StepPlan, Submit
 from ..logs import get
 from ..metrics import Metrics
+from ..settings import Config
 from ..wire import llm_v1
 from ..wire.llm_v1_frames import PROTOCOL
+from ..wire.responses import ResponsesSession
 from .api import ServerSession, TextApi
 from .connection import CLOSE_TIMEOUT_S, Connection
 from .door import Door, names_of
@@ -37,7 +39,7 @@ from .pages import Pages
 
 STREAM_PATH = "/v1/stream"
 #: WebSocket paths and the subprotocol that each selects if it is offered.
-SOCKETS = {STREAM_PATH: PROTOCOL}
+SOCKETS = {STREAM_PATH: PROTOCOL, "/v1/responses": "", "/responses": ""}
 PING_INTERVAL_S = 20.0  # below the 60 s after which proxies drop a silent connection
 PING_TIMEOUT_S = 90.0  # a client that pauses does not answer pings either, and must survive a pause
 BACKLOG = 1024  # connections the system may hold for us, also while the model is loading
@@ -50,7 +52,7 @@ class WebSocketGateway:
     """An edge.  ``bind`` takes the address (at the latest in ``start``), ``start`` serves, ``run`` until cancelled."""
 
     name = "ws"
-    consumes: tuple[type[Message], ...] = (Emit, StepPlan, Control)
+    consumes: tuple[type[Message], ...] = (Emit, StepPlan, Submit, Control)
 
     def __init__(self, options: None, config: Config, text: TextApi) -> None:
         """Raises ConfigError for a keys file that can't be used."""
@@ -97,6 +99,8 @@ class WebSocketGateway:
         elif isinstance(message, StepPlan):
             self._metrics.on_plan(message)
             self._hub.on_plan(message)
+        elif isinstance(message, Submit):
+            self._metrics.on_submit(message)
         elif isinstance(message, Control) and message.action == "drain":
             for connection in self._connections:
                 connection.goaway("drain", self._config.server.drain_s)
@@ -161,8 +165,13 @@ class WebSocketGateway:
                 bound.close()
             return
         if self._connections:
-            closing = [connection.close(1012, "server restart", CLOSE_TIMEOUT_S, keep=False) for connection in self._connections]
+            closing = [
+                connection.close(1012, "server restart", CLOSE_TIMEOUT_S, keep=False)
+                for connection in self._connections
+            ]
             await asyncio.gather(*closing)
+        if self._hub is not None:
+            self._hub.shelf.cancel_all("server restart")
         server.close(code=1012, reason="server restart")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):  # handshakes that never end would hold it for longer
@@ -183,9 +192,18 @@ class WebSocketGateway:
 
     def _session(self, ws: ServerConnection, hub: Hub) -> ServerSession:
         assert ws.request is not None
-        path = urlsplit(ws.request.path).path
-        assert path == STREAM_PATH
         server, info = self._config.server, hub.port.info
+        aliases = names_of(info.model, server.model_aliases)[1:]
+        if urlsplit(ws.request.path).path != STREAM_PATH:
+            return ResponsesSession(
+                model=info.model,
+                max_context=info.max_context,
+                wall_clock=time.time,
+                clock=hub.port.now,
+                aliases=aliases,
+                max_waiting=server.max_queued_per_connection,
+                max_waiting_bytes=server.max_pending_bytes,
+            )
         limits = {
             "max_context_tokens": info.max_context,
             "max_message_bytes": server.max_message_bytes,
@@ -198,7 +216,7 @@ class WebSocketGateway:
             limits=limits,
             wall_clock=time.time,
             clock=hub.port.now,
-            aliases=names_of(info.model, server.model_aliases)[1:],
+            aliases=aliases,
             max_retain_s=server.max_retain_s,
         )
 

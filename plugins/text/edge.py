@@ -75,19 +75,25 @@ class TextEdge:
         return len(self._live)
 
     def open(
-        self, request: GenerateRequest, sink: Sink, *, tenant: str | None = None, received: float | None = None
+        self,
+        request: GenerateRequest,
+        sink: Sink,
+        *,
+        tenant: str | None = None,
+        received: float | None = None,
+        parent: str | None = None,
     ) -> str:
         """Start a request and return its id at once; everything else, refusals too, arrives at ``sink`` later.
 
         ``sink`` is called on the event loop and must not block; if it raises, its request is cancelled.  ``tenant``
         overrides the request's own; ``received`` is the clock time at which the request came in (deadlines count
-        from it), default now.
+        from it), default now.  ``parent`` is the rid of a running request to fork: the new one goes on from its text.
         """
         rid = "r" + secrets.token_hex(6)
         while rid in self._live:
             rid = "r" + secrets.token_hex(6)
         now = self._kernel.now()
-        live = Live(rid, request, sink, tenant or request.tenant, now if received is None else received)
+        live = Live(rid, request, sink, tenant or request.tenant, now if received is None else received, parent)
         self._live[rid] = live
         loop = asyncio.get_running_loop()
         if self._closed:
@@ -95,7 +101,9 @@ class TextEdge:
             return rid
         if live.deadline is not None:
             live.timer = loop.call_later(max(0.0, live.deadline - now), self._expire, live)
-        if self._group is None:
+        if parent is not None:
+            self._kernel.post(live.submit(()))
+        elif self._group is None:
             self._unencoded.append(live)
         else:
             self._group.start_soon(self._submit, live)

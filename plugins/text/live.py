@@ -22,6 +22,7 @@ class Live:
         "deadline",
         "num_chars",
         "num_prompt_tokens",
+        "parent",
         "paused",
         "pending_ids",
         "received",
@@ -34,7 +35,10 @@ class Live:
         "timer",
     )
 
-    def __init__(self, rid: str, request: GenerateRequest, sink: Sink, tenant: str, received: float) -> None:
+    def __init__(
+        self, rid: str, request: GenerateRequest, sink: Sink, tenant: str, received: float, parent: str | None = None
+    ) -> None:
+        self.parent = parent
         self.rid, self.request, self.sink, self.tenant, self.received = rid, request, sink, tenant, received
         self.deadline = None if request.deadline_ms is None else received + request.deadline_ms / 1000
         self.timer: asyncio.TimerHandle | None = None
@@ -74,6 +78,9 @@ class Live:
             deadline=self.deadline,
             cache_salt=request.cache_salt,
             received=self.received,
+            warm=request.warm,
+            lease_s=request.lease_s,
+            parent=self.parent,
         )
 
     def make_stream(self, pieces: Pieces) -> TextStream:

@@ -1,8 +1,8 @@
 """Reads the block-hash traces that Mooncake published: arrivals, lengths, and which prompts share which blocks.
 
-One JSON object per line: ``timestamp`` (milliseconds from the start), ``input_length`` and ``output_length`` (tokens) and
-``hash_ids``, one id per 512-token block of the prompt, the last one partial.  Equal ids at the start of two prompts mean
-a prefix that could be shared.
+One JSON object per line: ``timestamp`` (milliseconds from the start), ``input_length`` and ``output_length`` (tokens)
+and ``hash_ids``, one id per 512-token block of the prompt, the last one partial.  Equal ids at the start of two prompts
+mean a prefix that could be shared.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pathlib import Path
 import msgspec
 
 from ...core.errors import ConfigError
-
-BLOCK_TOKENS = 512
 
 
 class TraceRequest(msgspec.Struct, frozen=True):
@@ -37,7 +35,8 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+            for line in lines:
+                number += 1  # read by the handlers below
                 if line.strip():
                     yield decoder.decode(line)
     except OSError as error:

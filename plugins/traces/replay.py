@@ -72,7 +72,7 @@ def unlimited(prompts: Sequence[Sequence[int]]) -> int:
 
 def _pass(allocator: Allocator, rid: str, step: int, blocks: Sequence[int]) -> int:
     """One request comes, computes what is not cached, and goes; returns how many blocks were."""
-    ids = tuple(token for block in blocks for token in (block, 0)) + (0,)
+    ids = (*(token for block in blocks for token in (block, 0)), 0)
     submit = Submit(rid, ids, SamplingParams(max_tokens=1))
     cached = allocator.draft().match(RequestView(Prompt(submit)))
     started = Started(rid, ids, len(ids), cached, submit.sampling)

@@ -8,9 +8,14 @@ from .outbox import Source
 
 
 class Generate(NamedTuple):
-    """Hand ``stream.request`` to the text edge and its events to ``stream.event``."""
+    """Hand ``stream.request`` to the text edge and its events to ``stream.event``.
+
+    ``received`` and ``num_bytes``: of the frame that asked for it, if that was not the one just handled.
+    """
 
     stream: Source
+    received: float | None = None
+    num_bytes: int | None = None
 
 
 class Cancel(NamedTuple):

@@ -117,13 +117,14 @@ class Stream(Source):
         if isinstance(self.outbox, Session):
             self.outbox.leave(self)
         self.outbox, self.queued = None, False
-        self._replay.clear()
         self.unblock()
 
     def rewind(self, after: int) -> None:
         """Send again what came behind frame ``after``.  Raises ClientError if that is not possible."""
         if after >= self.seq:
-            raise ClientError("invalid_request", f"after = {after}: the last frame sent had seq {self.seq - 1}", "after")
+            raise ClientError(
+                "invalid_request", f"after = {after}: the last frame sent had seq {self.seq - 1}", "after"
+            )
         missing = self.seq - 1 - after
         if missing > len(self._ring):
             raise ClientError("resume_expired", f"frames behind {after} are no longer kept", "after")
@@ -221,6 +222,10 @@ class Session(Outbox):
             return [Resume(frame.id, frame.token, frame.after)]
         elif isinstance(frame, GenerateFrame):
             return self._generate(frame)
+        return []
+
+    def due(self) -> list[Action]:
+        """Nothing: no generation waits for another."""
         return []
 
     def goaway(self, reason: str, grace_ms: int) -> None:

@@ -96,9 +96,7 @@ class PongFrame(_Frame, frozen=True, kw_only=True, tag="pong"):
     """Answer to a ping; the ping's own fields come back beside ``type``."""
 
 
-ServerFrame = (
-    HelloFrame | StartFrame | ProgressFrame | DeltaFrame | DoneFrame | ErrorFrame | GoawayFrame | PongFrame
-)
+ServerFrame = HelloFrame | StartFrame | ProgressFrame | DeltaFrame | DoneFrame | ErrorFrame | GoawayFrame | PongFrame
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(ServerFrame)

@@ -118,7 +118,9 @@ def _resume(stream_id: str, frame: dict[str, Any]) -> ResumeFrame:
         raise ClientError("invalid_request", f"token must be the one of the start frame (got {_shown(token)})", "token")
     if type(after) is not int or after < -1:
         message = "after must be the seq of the last frame seen, or -1"
-        raise ClientError("invalid_request", f"{message} (got {after if type(after) is int else _shown(after)})", "after")
+        raise ClientError(
+            "invalid_request", f"{message} (got {after if type(after) is int else _shown(after)})", "after"
+        )
     return ResumeFrame(stream_id, token, after)
 
 

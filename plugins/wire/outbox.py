@@ -61,7 +61,12 @@ class Source:
     )
 
     def __init__(
-        self, outbox: Outbox | None, name: str, request: GenerateRequest, clock: Callable[[], float], coalesce_s: float = 0
+        self,
+        outbox: Outbox | None,
+        name: str,
+        request: GenerateRequest,
+        clock: Callable[[], float],
+        coalesce_s: float = 0,
     ) -> None:
         """``clock`` in seconds; ``coalesce_s`` is the least time between two deltas."""
         self.outbox, self.id, self.request, self.coalesce_s = outbox, name, request, coalesce_s

@@ -50,7 +50,7 @@ class Guard:
                 answer = getattr(self.policy, hook)(*arguments)
             else:
                 answer = self._watch(getattr(self.policy, hook), *arguments)
-                if isinstance(answer, Iterator):
+                if hook == "order_waiting" and isinstance(answer, Iterator):
                     answer = _watched(answer, self._watch)
         except Exception as error:  # noqa: BLE001 - whatever a policy raises costs one answer
             self.reject(hook, f"{type(error).__name__}: {error}")

@@ -147,17 +147,19 @@ class _Step:
             if caps is not None and (fault := self._fault(caps)):
                 self._planner.reject("split_budget", fault)
                 caps = None
-        for rid in tuple(self._running) if caps is None else caps:
-            if self._budget <= 0:
-                break
-            if rid in self._running:
-                self._serve(rid, self._budget if caps is None else caps[rid])
+        self._serve_running(caps)
         cap = view.token_budget if caps is None else caps.get("*", view.token_budget)
         if not self._preempted and view.admitting and view.num_waiting and cap > 0:
             self._admit_waiting(cap)
         return Decision(tuple(self._rows.items()), tuple(self._preempted), (), {**self._reasons, **self._preempted})
 
     def _fault(self, caps: Mapping[str, int]) -> str:
+        if (
+            caps.keys() <= {*self._running, "*"}
+            and {*map(type, caps.values())} <= {int}
+            and min(caps.values(), default=0) >= 0
+        ):
+            return ""
         for rid, cap in caps.items():
             if rid not in self._running and rid != "*":
                 return f"{rid!r} is not running"
@@ -167,18 +169,26 @@ class _Step:
 
     # --- running -----------------------------------------------------------------------------------------------------
 
-    def _serve(self, rid: str, cap: int) -> None:
-        request = self._running[rid]
-        count = request.num_remaining_tokens
-        if count > 1:  # else one token, which budget and cap hold: this runs for every request in every step
-            count = min(count, self._budget)
-        if (count := min(count, cap)) <= 0:
-            return
-        total = request.num_computed_tokens + count
-        short = self._blocks.extend(rid, total)
-        if not short or self._make_room(request, total, short):
-            self._rows[rid] = count
-            self._budget -= count
+    def _serve_running(self, caps: Mapping[str, int] | None) -> None:
+        """In the order of ``caps``, or of admission.  The hot loop: every request, every step."""
+        running, rows, extend = self._running, self._rows, self._blocks.extend
+        for rid in tuple(running) if caps is None else caps:
+            if self._budget <= 0:
+                return
+            request = running.get(rid)
+            if request is None:  # preempted for an earlier one, or "*"
+                continue
+            count = request.num_remaining_tokens
+            if count > self._budget:
+                count = self._budget
+            if caps is not None and count > caps[rid]:
+                count = caps[rid]
+            if count > 0:
+                total = request.num_computed_tokens + count
+                short = extend(rid, total)
+                if not short or self._make_room(request, total, short):
+                    rows[rid] = count
+                    self._budget -= count
 
     def _make_room(self, request: RequestView, total: int, short: int) -> bool:
         """Victims until a running request can hold ``total`` tokens, of which ``short`` blocks are missing."""

@@ -14,6 +14,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Literal
 
+import msgspec
+
 from ...core import messages as m
 from ...core.clock import Clock
 from ...core.config import SchedulerConfig
@@ -147,8 +149,10 @@ class SchedulerHost:
 
     def _submit(self, message: m.Submit, now: float) -> None:
         try:
+            if message.parent is not None:
+                message = self._inherit(message, message.parent)
             self._validate(message, now)
-            length = message.forced_length or message.sampling.max_tokens
+            length = 1 if message.warm else message.forced_length or message.sampling.max_tokens
             limit = min(len(message.prompt_ids) + length, self.info.max_context, self.pool_tokens)
             request = Request(message, self._seq, now, limit)
             if reason := self.planner.admit(request.view, SchedulerView(self, now)):
@@ -157,12 +161,22 @@ class SchedulerHost:
             self.counters["refused"] += 1
             self._emit.append(m.refusal(message, m.Failure(error.code, error.message, error.param), now))
             return
+        if message.parent is not None and (fork := getattr(self.allocator, "fork", None)):
+            fork(message.parent, message.rid)
         self._seq += 1
         self.records[message.rid] = request
         if message.deadline is not None:
             heapq.heappush(self._deadlines, (message.deadline, message.rid))
         self._emit.append(m.EmitRow(message.rid))
         self._event("arrived", request, 0, now)
+
+    def _inherit(self, message: m.Submit, parent_rid: str) -> m.Submit:
+        """A fork's prompt is all that its parent knows now."""
+        parent = self.running.get(parent_rid)
+        if parent is None:
+            raise ClientError("not_found", f"parent = {parent_rid!r}: no such request is running", "parent")
+        known = parent.known_ids(0, parent.num_known_tokens)
+        return msgspec.structs.replace(message, prompt_ids=known, cache_salt=parent.submit.cache_salt)
 
     def _validate(self, message: m.Submit, now: float) -> None:
         num_prompt, vocab, context = len(message.prompt_ids), self.info.vocab_size, self.info.max_context
@@ -201,8 +215,11 @@ class SchedulerHost:
     ) -> None:
         """The only way out: forget the record, release its blocks with the next plan, emit the one terminal."""
         self.running.pop(request.rid, None)
-        if request.first_scheduled is not None:
+        submit = request.submit
+        if request.first_scheduled is not None or submit.parent is not None:
             self._released.append(request.rid)
+        if submit.lease_s > 0 and (lease := getattr(self.allocator, "lease", None)):
+            lease(submit.prompt_ids, submit.cache_salt, now + submit.lease_s)
         request.move(Status.FINISHED)
         del self.records[request.rid]
         self.counters[f"finished_{reason}"] += 1
@@ -279,6 +296,10 @@ class SchedulerHost:
         for rid, why in failed.items():
             if request := self.records.get(rid):
                 self._fail(request, why, now)
+        for rid in [row.rid for row in rows if not row.samples]:
+            request = self.records.get(rid)
+            if request and request.submit.warm and request.num_computed_tokens == request.num_prompt_tokens:
+                self._end(request, m.FinishReason.LENGTH, now)
 
     def _ending(self, request: Request, token: int) -> tuple[m.FinishReason | None, int | None]:
         """Whether ``token``, just appended, ends the request, and the stop id that did it."""
@@ -414,7 +435,7 @@ class SchedulerHost:
         start = request.num_computed_tokens
         ids = request.known_ids(start, start + count) if start < request.num_known_tokens else None
         request.num_computed_tokens = start + count
-        samples = start + count == request.num_tokens
+        samples = start + count == request.num_tokens and not request.submit.warm
         request.num_pending += samples
         self.tenant_tokens[request.submit.tenant] += count
         return m.Row(request.rid, start, count, ids, samples)
@@ -430,7 +451,9 @@ class SchedulerHost:
         self._event("started", request, cached, now)
         ids = request.known_ids(0, request.num_known_tokens)
         prompt = request.num_prompt_tokens
-        return m.Started(request.rid, ids, prompt, cached, submit.sampling, submit.cache_salt, submit.read_cache)
+        return m.Started(
+            request.rid, ids, prompt, cached, submit.sampling, submit.cache_salt, submit.read_cache, submit.priority
+        )
 
     def _preempt(self, request: Request, now: float) -> None:
         """Out of the running set: its blocks go, its tokens stay, it waits again."""

@@ -7,7 +7,7 @@ never take turns in evicting each other, and work that was thrown away often eno
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,19 +27,19 @@ class RankOptions(Keys):
 
 
 class RankedPolicy(KeyedPolicy):
-    """Base: override ``rank`` and, for another order among those who run, ``place``."""
+    """Base: override ``rank`` and, for another order among those who run, ``places``."""
 
     def rank(self, request: RequestView) -> int:
         """The class of the request, the smallest first."""
         raise NotImplementedError
 
-    def place(self, request: RequestView) -> Any:
-        """Orders those who run, ties by admission."""
-        return self.rank(request)
+    def places(self, running: Iterable[RequestView]) -> list[Any]:
+        """Keys that order those who run, ties by admission."""
+        return list(map(self.rank, running))
 
     def split_budget(self, view: SchedulerView) -> Mapping[str, int] | None:
         running, budget = view.running, view.token_budget
-        places = list(map(self.place, running))
+        places = self.places(running)
         if len(set(places)) < 2:
             return None  # all alike: in order of admission
         caps = {running[index].rid: budget for index in sorted(range(len(places)), key=places.__getitem__)}

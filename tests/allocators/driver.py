@@ -110,7 +110,9 @@ class Driver:
             cached = -1
             if not job.running:
                 cached = draft.match(job.view)
-                assert 0 <= cached < job.num_tokens, f"{rid}: {cached} of {job.num_tokens}: a hit leaves at least one token to compute"
+                assert 0 <= cached < job.num_tokens, (
+                    f"{rid}: {cached} of {job.num_tokens}: a hit leaves at least one token to compute"
+                )
                 if draft.need(rid, job.num_tokens) > draft.free_blocks:
                     draft.unmatch(rid)
                     continue
@@ -323,5 +325,7 @@ def _rare_operation(driver: Driver, rng: Random, draw: Callable[[], tuple[int, .
     driver.check()
 
 
-def make_context(num_blocks: int = 24, block_size: int = 4, evict: str = "lru", max_idle_s: float = 0.0) -> AllocatorContext:
+def make_context(
+    num_blocks: int = 24, block_size: int = 4, evict: str = "lru", max_idle_s: float = 0.0
+) -> AllocatorContext:
     return AllocatorContext(num_blocks, block_size, evict, max_idle_s)

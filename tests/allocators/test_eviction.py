@@ -15,7 +15,7 @@ from mainspring.core.errors import ConfigError
 __all__ = ["kind"]  # a fixture
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class Record:
     """What a key sees."""
 

@@ -1,4 +1,4 @@
-"""Prefix sharing, the same promises for ``prefix`` and ``radix``; most tests carry the number of the case they cover."""
+"""Prefix sharing: the same promises for ``prefix`` and ``radix``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tables(grant: StepGrant) -> dict[str, tuple[int, ...]]:
 
 
 def test_the_worked_example_of_sharing(kind: str) -> None:
-    """Golden: after A of 10 tokens on the free list 7, 2, 5, 9, 4, B shares its first 8: table 7, 2, 4, nothing copied."""
+    """Golden: after A of 10 tokens on the free list 7, 2, 5, 9, 4, B shares its first 8: 7, 2, 4, no copy."""
     driver = engine(kind, num_blocks=10)
     allocator: SharingAllocator = driver.allocator
     allocator.free.clear()
@@ -48,7 +48,7 @@ def test_the_worked_example_of_sharing(kind: str) -> None:
     assert grant.rows[0].slot_mapping[9] == 21
     for table in ((7, 2, 5), (7, 2, 5), (7, 2, 5, 9)):  # positions 10, 11, 12
         assert tables(driver.run("A")) == {"A": table}
-    driver.submit("B", ids(8) + (900, 901), max_tokens=20)
+    driver.submit("B", (*ids(8), 900, 901), max_tokens=20)
     grant = driver.run("B")
     assert tables(grant) == {"B": (7, 2, 4)}
     assert (driver.cached["B"], grant.rows[0].start, grant.copies) == (8, 8, ())
@@ -91,7 +91,9 @@ def test_e77_the_next_turn_computes_only_the_tail(kind: str) -> None:
     turn = tuple(job.ids)
     driver.finish("a")
     assert len(turn) == 19
-    assert driver.prefill("b", (*turn, 900, 901)) == 16  # the last id of an answer is never computed: block 4 is not full
+    assert (
+        driver.prefill("b", (*turn, 900, 901)) == 16
+    )  # the last id of an answer is never computed: block 4 is not full
     driver.drain()
 
 
@@ -122,7 +124,7 @@ def test_e91_a_hit_is_whole_blocks(kind: str) -> None:
     driver = engine(kind, num_blocks=64)
     driver.prefill("a", ids(30))
     for common in range(31):
-        assert driver.prefill(f"b{common}", ids(common) + (900 + common, 901, 902)) == min(common, 28) // 4 * 4
+        assert driver.prefill(f"b{common}", (*ids(common), 900 + common, 901, 902)) == min(common, 28) // 4 * 4
 
 
 def test_e69_b11_ends_of_chains_are_evicted_first(kind: str) -> None:
@@ -328,7 +330,7 @@ def test_e98_depth_first_order_reaches_the_best_hit_rate(kind: str) -> None:
     """E98: with room for the longest request alone, visiting the prefix tree depth first hits whatever can be hit."""
     rng = Random(3)
     for _ in range(20):
-        prompts = {()}
+        prompts: set[tuple[int, ...]] = {()}
         for _ in range(30):
             base = rng.choice(sorted(prompts))
             prompts.add((*base[: rng.randint(0, len(base))], *(rng.randrange(3) for _ in range(rng.randint(1, 4)))))
@@ -337,7 +339,7 @@ def test_e98_depth_first_order_reaches_the_best_hit_rate(kind: str) -> None:
         distinct = {prompt[: size + 1] for prompt in ordered for size in range(len(prompt))}
         driver = engine(kind, num_blocks=longest + 1, block_size=2)
         hits = [
-            driver.prefill(str(number), tuple(token for each in prompt for token in (each, 7)) + (9,))
+            driver.prefill(str(number), (*(token for node in prompt for token in (node, 7)), 9))
             for number, prompt in enumerate(ordered)
         ]
         assert sum(hits) // 2 == sum(map(len, ordered)) - len(distinct)
@@ -356,7 +358,7 @@ def test_failed_rows_leave_nothing_findable(kind: str) -> None:
 
 
 def test_two_requests_that_computed_the_same_end_up_with_one_block(kind: str) -> None:
-    """Twins are merged: with both running the second takes the first's block; with nobody on it the cache moves over."""
+    """Twins are merged: with both running, one takes the other's block; with nobody on it, the cache moves."""
     driver = engine(kind, num_blocks=32)
     driver.submit("a", ids(18))
     driver.submit("b", ids(18), read_cache=False)

@@ -1,7 +1,7 @@
 """What every allocator promises, whatever it keeps and shares: tried on each one that the allocators folder registers.
 
 The driver plays the engine: drafts, plans, a KV memory of token ids, steps in flight.  It fails on a row that reads
-anything but its own context, on a plan that the draft allowed and the allocator denied, and on books that do not balance.
+anything but its own context, on a plan that the draft allowed and the allocator denied, and on unbalanced books.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_b06_d60_at_idle_the_books_balance(name: str, block_size: int) -> None:
 
 
 def test_c43_c47_blocks_are_fenced_until_the_newest_step_that_names_them_is_booked(name: str) -> None:
-    """C43, C44, C47, F102: ended in the middle of its prompt with two steps in flight, the blocks come back once, with the
+    """C43, C44, C47, F102: ended amid its prompt with two steps in flight, the blocks come back once, with the
     later step; the request itself is forgotten at once."""
     allocator = make(name, make_context(num_blocks=8, block_size=4))
     driver = Driver(allocator, depth=2)
@@ -246,7 +246,7 @@ def test_b01_a_hundred_thousand_random_operations_with_colliding_hashes(range_of
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """Hypothesis plays the engine's part; subclasses say which allocator.  Part of the kit for third-party allocators."""
+    """Hypothesis plays the engine's part; subclasses say which allocator."""
 
     name = "paged"
 
@@ -326,7 +326,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 def machine(allocator: str) -> Any:
-    kind = type(f"{allocator.title()}Machine", (AllocatorMachine,), {"name": allocator})
+    kind: Any = type(f"{allocator.title()}Machine", (AllocatorMachine,), {"name": allocator})
     case = kind.TestCase
     case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
     return pytest.mark.slow(case)

@@ -13,8 +13,9 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from mainspring.core.messages import Failure, Finish, FinishReason, Message, Note, Timing, Usage
+from mainspring.core.messages import Failure, Finish, FinishReason, Message, Note, SamplingParams, Timing, Usage
 from mainspring.core.policy import ExecutorInfo
+from mainspring.plugins.gateways.hub import Hub
 from mainspring.plugins.gateways.ws import WebSocketGateway
 from mainspring.plugins.schema import GenerateRequest
 from mainspring.plugins.settings import Config, ServerConfig
@@ -33,6 +34,7 @@ class FakePort:
         self.ready = self.healthy = True
         self.draining = False
         self.posted: list[Message] = []
+        self.figures: dict[str, float] = {}
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -44,7 +46,7 @@ class FakePort:
         raise AssertionError("the gateway lives on the loop's thread")
 
     def stats(self) -> dict[str, float]:
-        return {}
+        return self.figures
 
     def notes(self, point: str) -> list[Note]:
         return [message for message in self.posted if isinstance(message, Note) and message.point == point]
@@ -73,10 +75,12 @@ class FakeText:
         self._live: dict[str, _Generation] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.requests: list[GenerateRequest] = []
+        self.steer: Callable[[GenerateRequest], str | None] = lambda request: request.prompt
         self.cancels: list[str] = []
         self.pauses: list[str] = []
         self.resumes: list[str] = []
         self.tenants: list[str] = []
+        self.sampling = SamplingParams()
         self._changed = asyncio.Event()
 
     def open(
@@ -117,7 +121,7 @@ class FakeText:
         live = self._live.get(rid)
         if live is None:
             return None
-        prompt = live.request.prompt
+        prompt = self.steer(live.request)
         if prompt == "refuse":
             return self._end(rid, FinishReason.ERROR, Failure("queue_full", "too many requests wait"))
         live.scheduled = clock()
@@ -162,6 +166,11 @@ class Served:
 
     def __init__(self, gateway: WebSocketGateway, port: FakePort, text: FakeText) -> None:
         self.gateway, self.port, self.text = gateway, port, text
+
+    @property
+    def hub(self) -> Hub:
+        assert self.gateway._hub is not None
+        return self.gateway._hub
 
     @property
     def url(self) -> str:
@@ -216,9 +225,7 @@ def client_frame(payload: bytes, opcode: int = 1) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def serve(
-    *, token_s: float = 0.001, **server: Any
-) -> AsyncIterator[Served]:
+async def serve(*, token_s: float = 0.001, **server: Any) -> AsyncIterator[Served]:
     """A gateway on a free port, drained at the end; it must leave nothing running.  ``server``: its configuration."""
     config = Config(server=ServerConfig(port=0, **server))
     text, port = FakeText(token_s), FakePort()

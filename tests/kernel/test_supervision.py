@@ -137,6 +137,26 @@ async def test_submits_are_refused_while_rebuilding() -> None:
             await anyio.sleep(0.002)
 
 
+async def test_out_of_memory_ends_the_requests_of_that_step_only() -> None:
+    """Plan and ledger are logged; who was not in the step, and whoever comes next, is served."""
+
+    def exhausted() -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    sink = Sink()
+    async with kernel(failing({3}, exhausted), sink) as it:
+        actors = it.actors
+        it.post(submit("A", 20, 9), submit("B", 20, 9))  # a budget of 8: step 3 is all A's
+        await sink.until(2)
+        assert sink.ends["A"].failure.code == "server_error"  # type: ignore[union-attr]
+        assert "out of memory" in sink.ends["A"].failure.message  # type: ignore[union-attr]
+        assert sink.ends["B"].reason is FinishReason.LENGTH
+        assert it.actors is actors
+        while it.stats()["kv_free_blocks"] != 64:
+            await anyio.sleep(0.002)
+        actors.check()  # type: ignore[union-attr]
+
+
 async def test_a_hanging_executor_is_left_behind() -> None:
     """No result within stall_s: terminals, a fresh executor, and the late result of the old one is ignored."""
     sink, gate = Sink(), threading.Event()

@@ -68,17 +68,42 @@ def test_a_call_that_swallows_everything_is_ended_too() -> None:
 
 def test_nothing_is_raised_outside_a_call(dog: Watchdog, hands: Hands) -> None:
     dog(len, "")
-    hands.now = 100.0
-    assert dog.look() == 1.0
+    for _ in range(3):
+        hands.now += 100.0
+        assert dog.look() == 0.125
     assert sum(range(1000)) == 499500
 
 
 def test_a_call_within_its_limit_is_left_alone(dog: Watchdog, hands: Hands) -> None:
     def slow() -> float:
+        dog.look()
         hands.now += 0.75
         return dog.look()
 
-    assert dog(slow) == 0.25
+    assert dog(slow) == 0.125
+
+
+def test_an_overdue_call_is_ended_however_often_the_clock_is_asked(dog: Watchdog, hands: Hands) -> None:
+    def too_slow() -> str:
+        dog.look()
+        hands.now += 1.25
+        dog.look()
+        return "too late"
+
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            dog(too_slow)
+
+
+def test_calls_that_follow_each_other_are_not_taken_for_one(dog: Watchdog, hands: Hands) -> None:
+    """Each is within the limit, however long they take together."""
+
+    def short() -> str:
+        dog.look()
+        hands.now += 0.75
+        return "in time"
+
+    assert [dog(short) for _ in range(5)] == ["in time"] * 5
 
 
 def test_an_interruption_that_arrives_after_the_call_returned_is_dropped(dog: Watchdog, hands: Hands) -> None:
@@ -90,6 +115,7 @@ def test_an_interruption_that_arrives_after_the_call_returned_is_dropped(dog: Wa
         sent.set()
 
     def returns_in_the_same_moment() -> str:
+        dog.look()
         hands.now += 5.0
         threading.Thread(target=look).start()
         return "an answer"

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from mainspring.core.clock import MonotonicClock
-from mainspring.core.config import AllocatorConfig, SamplerConfig, SchedulerConfig
+from mainspring.core.config import AllocatorConfig, SamplerConfig, SchedulerConfig, check_options
 from mainspring.core.kernel import Kernel
 from mainspring.core.messages import SamplingParams, Submit
 from mainspring.core.registry import Registry
@@ -34,7 +34,12 @@ async def operator(reread: Config | None = None) -> AsyncIterator[tuple[ControlS
         sampler=SamplerConfig(use="scripted"),
     )
     registry, journal = Registry(), Journal(1000)
-    control = Control(config, registry)
+
+    def check(wanted: Config) -> None:
+        info = registry.resolve("scheduler", wanted.scheduler.use)
+        check_options(wanted.scheduler.options, info.options, "scheduler.options", "swap")
+
+    control = Control(config, check)
     kernel = Kernel(
         config,
         registry,

@@ -1,0 +1,147 @@
+"""The library: ``Engine`` and ``SyncEngine`` on a fake executor, with the real tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import mainspring
+from mainspring.core.errors import ClientError, ConfigError
+from mainspring.core.messages import FinishReason
+from mainspring.plugins.config_file import load
+from mainspring.plugins.engine import Accepted, Delta, Ended, Engine, SyncEngine
+from mainspring.plugins.testing.fake_executor import FakeExecutor, expected_ids
+
+pytestmark = pytest.mark.anyio
+VOCABULARY = 49152
+QUIET = ["journal.path=", "sampler.use=scripted", "allocator.use=prefix", "allocator.block_size=4"]
+
+
+def make(**options: Any) -> Callable[[], FakeExecutor]:
+    return lambda: FakeExecutor(256, 4, vocab_size=VOCABULARY, **options)
+
+
+def engine(**options: Any) -> Engine:
+    return Engine(load(None, QUIET).config, make_executor=make(**options))
+
+
+async def test_generate_and_stream() -> None:
+    async with engine() as it:
+        prompt = it.text.model.encode("Hello there")
+        result = await it.generate({"prompt": "Hello there", "max_tokens": 5, "ignore_eos": True})
+        assert list(result.token_ids) == expected_ids(tuple(prompt), 5, VOCABULARY)
+        assert (result.finish_reason, result.usage.output, result.error) == (FinishReason.LENGTH, 5, None)
+        events = [event async for event in it.stream({"prompt": "Hello there", "max_tokens": 5, "ignore_eos": True})]
+        assert isinstance(events[0], Accepted)
+        assert isinstance(events[-1], Ended)
+        text = "".join(event.text for event in events if isinstance(event, Delta | Ended))
+        assert text == result.text
+
+
+async def test_refusals() -> None:
+    """A15, D-05, F-01: schema errors raise, the engine's own refusals come as a result."""
+    async with engine() as it:
+        for bad in (
+            {"prompt": "x", "temprature": 1},
+            {"prompt": "x", "max_tokens": 0},
+            {},
+            {"prompt": "x", "token_ids": [1]},
+        ):
+            with pytest.raises(ClientError):
+                await it.generate(bad)
+        result = await it.generate({"token_ids": list(range(5000)), "max_tokens": 1})
+        assert result.error is not None
+        assert result.error["code"] in ("context_length_exceeded", "kv_capacity_exceeded")
+        assert it.kernel.stats()["running"] == 0
+
+
+async def test_leaving_a_stream_cancels() -> None:
+    async with engine() as it:
+        stream = it.stream({"prompt": "Hi", "max_tokens": 900, "ignore_eos": True})
+        async for event in stream:
+            if isinstance(event, Delta):
+                break
+        await stream.aclose()
+        while it.kernel.stats()["running"]:
+            await asyncio.sleep(0.001)
+        assert it.kernel.stats()["finished_cancelled"] == 1
+
+
+async def test_no_token_is_lost_when_a_receiver_times_out() -> None:
+    """E-15: waits cut short at random moments lose nothing and reorder nothing."""
+    rng = random.Random(5)
+    async with engine() as it:
+        request = {"token_ids": [5, 6, 7], "max_tokens": 300, "ignore_eos": True, "return_token_ids": True}
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        it.text.open(it._check(request), queue.put_nowait)
+        ids: list[int] = []
+        while True:
+            try:
+                async with asyncio.timeout(rng.random() * 0.002):
+                    event = await queue.get()
+            except TimeoutError:
+                continue
+            if isinstance(event, Delta | Ended):
+                ids += event.token_ids
+            if isinstance(event, Ended):
+                break
+        assert ids == expected_ids((5, 6, 7), 300, VOCABULARY)
+
+
+async def test_fork() -> None:
+    async with engine() as it:
+        stream = it.stream(
+            {"token_ids": [5, 6, 7, 8, 9], "max_tokens": 400, "ignore_eos": True, "return_token_ids": True}
+        )
+        forks: list[asyncio.Task[Any]] = []
+        seen: list[int] = []
+        async for event in stream:
+            if isinstance(event, Accepted):
+                rid = event.rid
+            if isinstance(event, Delta | Ended):
+                seen += event.token_ids
+            if len(seen) >= 3 and not forks:
+                options = {"max_tokens": 6, "ignore_eos": True}
+                forks = [asyncio.create_task(it.fork(rid, options)) for _ in range(2)]
+        for fork in await asyncio.gather(*forks):
+            prompt = (5, 6, 7, 8, 9, *seen[: fork.usage.input - 5])
+            assert list(fork.token_ids) == expected_ids(prompt, 6, VOCABULARY)
+            assert fork.usage.cached >= fork.usage.input - 1
+        late = await it.fork(rid)
+        assert late.error is not None
+        assert late.error["code"] == "not_found"
+
+
+async def test_tenants_share_nothing_with_a_salt() -> None:
+    """B-02: the salt isolates the whole chain."""
+    async with engine() as it:
+        prompt = {"token_ids": list(range(5, 30)), "max_tokens": 1}
+        first = await it.generate({**prompt, "cache_salt": "x"})
+        other = await it.generate({**prompt, "cache_salt": "y"})
+        again = await it.generate({**prompt, "cache_salt": "x"})
+        assert (first.usage.cached, other.usage.cached, again.usage.cached) == (0, 0, 24)
+
+
+async def test_a_wrong_choice_stops_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'fcfs'"):
+        Engine(overrides=["scheduler.use=fcfz"])
+    with pytest.raises(ConfigError, match=r"scheduler\.options\.tickets"):
+        Engine(overrides=["scheduler.options={tickets = 3}"])
+
+
+def test_the_sync_shell() -> None:
+    with SyncEngine(load(None, QUIET).config, make_executor=make()) as it:
+        result = it.generate({"token_ids": [5, 6, 7], "max_tokens": 4, "ignore_eos": True})
+        assert list(result.token_ids) == expected_ids((5, 6, 7), 4, VOCABULARY)
+        events = list(it.stream({"token_ids": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}))
+        assert isinstance(events[-1], Ended)
+
+
+def test_the_package_exports_the_library() -> None:
+    assert mainspring.Engine is Engine
+    with pytest.raises(AttributeError):
+        mainspring.Engin  # noqa: B018
