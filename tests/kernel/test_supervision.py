@@ -146,7 +146,7 @@ async def test_out_of_memory_ends_the_requests_of_that_step_only() -> None:
     sink = Sink()
     async with kernel(failing({3}, exhausted), sink) as it:
         actors = it.actors
-        it.post(submit("A", 20, 9), submit("B", 20, 9))  # a budget of 8: step 3 is all A's
+        it.post(submit("A", 24, 9), submit("B", 20, 9))  # a budget of 8: step 3 is all A's
         await sink.until(2)
         assert sink.ends["A"].failure.code == "server_error"  # type: ignore[union-attr]
         assert "out of memory" in sink.ends["A"].failure.message  # type: ignore[union-attr]
