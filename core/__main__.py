@@ -17,9 +17,7 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 2 for a configuration or plugin error, 70 when the engine gave up."""
     registry = Registry()
-    parser = argparse.ArgumentParser(
-        prog="mainspring", description="An LLM serving microkernel with pluggable policies."
-    )
+    parser = argparse.ArgumentParser("mainspring", description="LLM serving with pluggable policies.")
     parser.add_argument("--version", action="version", version=f"mainspring {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     try:

@@ -35,7 +35,7 @@ class SchedulerConfig(Section, frozen=True):
 
 
 class AllocatorConfig(Section, frozen=True):
-    use: str = "paged"
+    use: str = "prefix"
     block_size: PosInt = 16  # tokens per block
     num_blocks: NonNegInt = 0  # 0: as many as executor.memory holds
     evict: str = "lru"

@@ -34,25 +34,24 @@ GONE = m.Failure("overloaded", "the engine is restarting; try again soon")
 class Actors:
     """The pure actors that live and die with one executor: scheduler host, allocator, sampler."""
 
-    def __init__(self, config: Config, registry: Registry, info: ExecutorInfo, clock: Clock | None = None) -> None:
-        """``clock`` puts the policy under a time budget (``serve``); tests and simulation give none."""
+    def __init__(self, config: Config, registry: Registry, info: ExecutorInfo, *guards: Any) -> None:
+        """``guards`` are a clock (puts the policy under a time budget) and a watchdog; simulation gives none."""
         allocator, sampler = config.allocator, config.sampler
         pool = AllocatorContext(info.num_blocks, allocator.block_size, allocator.evict, allocator.max_idle_s)
         ends = SamplerContext(info.vocab_size, info.end_token_ids)
         self.info = info
         self.allocator: Allocator = registry.make("allocator", allocator.use, allocator.options, pool)
         self.sampler: Sampler = registry.make("sampler", sampler.use, sampler.options, ends)
-        policy = functools.partial(make_policy, registry)
-        self.host: SchedulerActor = registry.make(
-            "host", "standard", {}, config.scheduler, policy, self.allocator, self.sampler, info, clock
-        )
+        parts = functools.partial(make_policy, registry), self.allocator, self.sampler, info
+        self.host: SchedulerActor = registry.make("host", "standard", {}, config.scheduler, *parts, *guards)
 
     def routes(self, launch: Handler, alarm: Handler) -> Routes:
         """Everything pure; ``launch`` gets each ``StepLaunch``, ``alarm`` each request to be woken."""
         host, allocator = self.host.handle, self.allocator.handle
-        to_host = (m.Submit, m.Cancel, m.Pause, m.Resume, m.Stop, m.Control, m.Swap, m.Wake)
+        to_host = (m.Submit, m.Cancel, m.Pause, m.Resume, m.Stop, m.Control, m.Swap)
         return {
             **dict.fromkeys(to_host, (host,)),
+            m.Wake: (allocator, host),  # cached blocks age by the clock before a plan looks at them
             m.StepPlan: (allocator,),
             m.StepGrant: (self.sampler.handle, host),
             m.StepLaunch: (launch,),
@@ -95,11 +94,13 @@ class Kernel:
         edges: Sequence[Edge] = (),
         taps: Sequence[Tap] = (),
         progress: Callable[[str], None] = lambda line: log.info("loading", what=line),
+        watch: Callable[..., Any] | None = None,
     ) -> None:
+        """``watch(function, *arguments)`` calls a policy's hook and raises TimeoutError if it does not return."""
         self.config, self.registry, self.clock, self.edges = config, registry, clock, list(edges)
         self.draining, self.fault = False, ""
         self.actors: Actors | None = None
-        self._make_executor, self._progress = make_executor, progress
+        self._make_executor, self._progress, self._guards = make_executor, progress, (clock, watch)
         self._executor: ExecutorEdge | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed = asyncio.Event()
@@ -108,8 +109,7 @@ class Kernel:
 
     @property
     def info(self) -> ExecutorInfo:
-        if self.actors is None:
-            raise EngineFault("the executor is not loaded")
+        assert self.actors is not None, "the executor is not loaded"
         return self.actors.info
 
     @property
@@ -184,9 +184,9 @@ class Kernel:
         """Load an executor on its own thread and put fresh actors around it."""
         executor = self._make_executor(self)
         try:
-            actors = Actors(self.config, self.registry, await executor.load(self._progress), self.clock)
+            actors = Actors(self.config, self.registry, await executor.load(self._progress), *self._guards)
         except BaseException:
-            executor.abandon()
+            await executor.close()
             raise
         executor.serve(actors.sampler.run)
         self._executor, self.actors = executor, actors

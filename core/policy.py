@@ -233,7 +233,8 @@ class AllocationDraft(Protocol):
 
 
 class Allocator(Protocol):
-    """Owns the block pool.  Handles ``StepPlan`` -> ``StepGrant`` and ``StepResult`` (lifts fences).
+    """Owns the block pool.  Handles ``StepPlan`` -> ``StepGrant`` and ``StepResult`` (lifts fences); any
+    other message, such as ``Wake``, only tells it the time.
 
     Laws: a block has one owner unless it is shared on purpose; blocks named by a launched step return to the pool
     only when that step has been booked; free + cached + in use + fenced = total after every message.

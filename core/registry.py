@@ -12,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pluggy
@@ -143,24 +143,33 @@ class Registry:
 
     def _from_entry_points(self, names: set[str] | None) -> None:
         """Load entry points: the named ones must load, of all others (``None``) a broken one is only logged."""
-        for point in importlib.metadata.entry_points(group=hookspecs.PROJECT):
+        for point, origin, version in _entry_points():
             if names is not None and point.name not in names:
                 continue
-            origin = point.dist.name if point.dist else point.value
             try:
-                self.add(point.load(), origin, point.dist.version if point.dist else "")
+                self.add(point.load(), origin, version)
             except (Exception, SystemExit) as error:
-                if names is not None:
-                    if isinstance(error, MainspringError):
-                        raise
+                if names is None:
+                    log.warning("plugin_ignored", plugin=point.name, origin=origin, reason=str(error))
+                elif isinstance(error, MainspringError):
+                    raise
+                else:
                     raise PluginError(f"plugin {point.name!r} of {origin}: {type(error).__name__}: {error}") from error
-                log.warning("plugin_ignored", plugin=point.name, origin=origin, reason=str(error))
+
+
+def _entry_points() -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
+    """(entry point, distribution, version) of our group; a damaged distribution is logged and passed over."""
+    for found in importlib.metadata.distributions():
+        try:
+            yield from [
+                (point, found.name, found.version) for point in found.entry_points.select(group=hookspecs.PROJECT)
+            ]
+        except Exception as error:  # noqa: BLE001 - whatever its metadata make the reader raise
+            log.warning("distribution_ignored", where=str(getattr(found, "_path", found)), reason=str(error))
 
 
 def verify(where: str, contract: type | None, factory: Any) -> None:
     """Check a factory against its contract: API level, every member present, every method callable as promised."""
-    if not callable(factory):
-        raise PluginError(f"{where}: {factory!r} is not a class or function")
     if contract is None:
         return
     level = getattr(factory, "api_level", None)

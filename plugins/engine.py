@@ -31,7 +31,10 @@ from .schema import GenerateRequest, parse
 from .settings import Config
 from .text.edge import TextEdge
 from .text.events import Accepted, Delta, Ended, TextEvent
+from .watchdog import Watchdog
 from .wire.llm_v1_frames import timing_ms
+
+POLICY_LIMIT_S = 1.0  # a policy call that has not returned after this is ended, and counts as an exception
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,7 +71,7 @@ class Engine:
         (their addresses are taken here); ``make_executor`` and ``text`` replace the configured executor and text edge.
         """
         self.config = config or load(None, overrides).config
-        self.registry = registry or Registry()
+        self.registry, self._with_gateways = registry or Registry(), gateways
         self._check_plugins(self.config)  # what is wrong here should not wait until the weights are loaded
         self.text = text or TextEdge(self.config)
         settings = self.config.journal
@@ -90,28 +93,37 @@ class Engine:
         taps = [self.journal.record]
         if self.registry.manager.hook.observe.get_hookimpls():
             taps.append(lambda message, now: self.registry.manager.hook.observe(message=message, now=now))
-        self.kernel = Kernel(self.config, self.registry, MonotonicClock(), executor, edges, taps, progress)
+        self._watchdog = Watchdog(POLICY_LIMIT_S)
+        self.kernel = Kernel(
+            self.config, self.registry, MonotonicClock(), executor, edges, taps, progress, self._watchdog
+        )
         self._stack = contextlib.AsyncExitStack()
 
     def _check_plugins(self, config: Config) -> None:
         """Raise for a selected plugin that cannot be had, or whose options do not fit."""
         for choice in chosen(config):
+            if choice.slot == "gateway" and not self._with_gateways:
+                continue
             info = self.registry.resolve(choice.slot, choice.use)
             check_options(choice.options, info.options, f"{choice.slot}.options", "configuration")
 
     async def __aenter__(self) -> Self:
         self._stack.callback(self.journal.close)
+        self._stack.callback(self._watchdog.close)
         try:
             await self._stack.enter_async_context(self.kernel.running())
-        except BaseException:
+        except BaseException as error:
             await self._stack.aclose()
-            raise
+            raise first_cause(error) from None
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, traceback)
+        try:
+            return await self._stack.__aexit__(kind, error, traceback)
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from None
 
     async def stream(
         self, request: Mapping[str, Any] | GenerateRequest, *, parent: str | None = None
@@ -156,6 +168,13 @@ class Engine:
         actors = self.kernel.actors
         known = actors.sampler.parameters if actors else frozenset[str]()
         return request if isinstance(request, GenerateRequest) else parse(request, known, forks=forks)
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """What went wrong first, out of the groups that task groups wrap it in."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def result(rid: str, text: str, token_ids: Iterable[int], finish: Finish) -> Result:

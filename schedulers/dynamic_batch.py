@@ -32,12 +32,11 @@ class DynamicBatch(StaticBatch):
     def __init__(self, options: Options | None, context: PolicyContext) -> None:
         super().__init__(options or Options(), context)
 
-    def schedule(self, view: SchedulerView) -> Decision | None:
-        if not view.running and view.admitting:
-            due = self._due(view)
-            if due is not None and due > view.now:
-                return Decision((), wake_at=due)
-        return super().schedule(view)
+    def begin(self, view: SchedulerView) -> Decision:
+        due = self._due(view)
+        if due is not None and due > view.now:
+            return Decision((), wake_at=due)
+        return super().begin(view)
 
     def _due(self, view: SchedulerView) -> float | None:
         """Clock value (seconds) at which the next group starts: now if it is full, None if nobody waits."""

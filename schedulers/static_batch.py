@@ -40,9 +40,13 @@ class StaticBatch(SchedulerPolicy):
     def schedule(self, view: SchedulerView) -> Decision | None:
         running = view.running
         if running:
-            return self._step([*running, *self._not_started(view)], view)
-        if not view.admitting:
-            return Decision(())
+            decision = self._step([*running, *self._not_started(view)], view)
+            if decision.rows or view.num_in_flight:
+                return decision
+        return self.begin(view) if view.admitting else Decision(())
+
+    def begin(self, view: SchedulerView) -> Decision:
+        """The first step of the next group: nobody runs, or all who do are paused."""
         group = self.group(view)
         self._size, self._late = len(group), {request.rid for request in group}
         self._longest = max((request.num_tokens for request in group), default=0)
@@ -51,10 +55,10 @@ class StaticBatch(SchedulerPolicy):
     def group(self, view: SchedulerView) -> list[RequestView]:
         """The next group: first come, as many as fit with their final lengths, at least one."""
         chosen: list[RequestView] = []
-        left = view.free_blocks
+        left, slots = view.free_blocks, view.max_running - view.num_running
         for request in view.waiting:
             left -= -(-final_length(request, view.num_blocks * view.block_size) // view.block_size)
-            if len(chosen) == min(self.options.max_batch, view.max_running) or (chosen and left < 0):
+            if len(chosen) == min(self.options.max_batch, slots) or (chosen and left < 0):
                 break
             if request.num_remaining_tokens:
                 chosen.append(request)

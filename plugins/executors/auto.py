@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..settings import Config
 from ...core.hookspecs import Register, hookimpl
 from ...core.messages import StepLaunch, StepResult
 from ...core.policy import Executor, ExecutorInfo, SampleOutput
+from ..settings import Config
 from .torch import TorchExecutor
 from .torch_ops import has_bf16_instructions
 

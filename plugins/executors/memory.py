@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..settings import Config
 from ...core.errors import ConfigError
+from ..settings import Config
 
 GIB = 2**30
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": GIB, "tib": 2**40}

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ..models.rope import Rope
+
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
@@ -31,12 +33,17 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Attention of one layer as a backend needs it."""
+    """Attention as a backend needs it.  ``windows``: of each layer, in tokens, 0 for none; empty: none anywhere."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope_theta: float
+    rope: Rope
+    windows: tuple[int, ...] = ()
+
+    def window(self, layer: int) -> int:
+        """How many tokens, itself included, a token of ``layer`` sees; 0: all."""
+        return self.windows[layer] if self.windows else 0
 
 
 class OpsBatch(Protocol):
@@ -59,8 +66,8 @@ class Ops(Protocol):
     def vector(self, weight: torch.Tensor) -> torch.Tensor:
         """Keep a norm's weight ``[hidden]``."""
 
-    def pack(self, weight: torch.Tensor) -> Any:
-        """Keep a matrix ``[outputs, inputs]`` in the layout ``linear`` wants; the source may be freed."""
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        """Keep a matrix ``[outputs, inputs]`` (and ``[outputs]``) as ``linear`` wants it; the source may be freed."""
 
     def embed(self, table: Any, batch: Any) -> torch.Tensor:
         """Rows of the table for the batch's ids."""
@@ -71,7 +78,10 @@ class Ops(Protocol):
         """``(norm(x + residual), x + residual)``; without a residual ``(norm(x), x)``.  May overwrite ``residual``."""
 
     def linear(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
-        """``x @ weight.T``."""
+        """``x @ weight.T``, plus the bias if it was packed with one."""
+
+    def norm_heads(self, qkv: torch.Tensor, query: torch.Tensor, key: torch.Tensor, eps: float) -> torch.Tensor:
+        """Root-mean-square norm of each query and each key head over its ``head_dim``.  May overwrite ``qkv``."""
 
     def rope_and_write(self, qkv: torch.Tensor, layer: int, batch: Any) -> torch.Tensor:
         """Rotate query and key heads by position, write keys and values to their slots (slot -1: nowhere).
@@ -80,7 +90,8 @@ class Ops(Protocol):
         """
 
     def attention(self, q: torch.Tensor, layer: int, batch: Any) -> torch.Tensor:
-        """Causal attention of each token over its own sequence in the pool: ``[num_tokens, num_heads * head_dim]``."""
+        """Causal attention of each token over its own sequence in the pool, or over what the layer's window leaves of
+        it: ``[num_tokens, num_heads * head_dim]``."""
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """``silu(first half) * second half``: ``[num_tokens, width / 2]``."""

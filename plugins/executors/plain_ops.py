@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
 from ..models.llama import Trace
+from ..models.rope import Rotary
 from .batch import StepBatch
 from .ops import HeadShape, KVShape
 
@@ -29,10 +31,11 @@ class PlainBatch:
     logits_rows: torch.Tensor | None
 
 
-def rotary_frequencies(heads: HeadShape) -> torch.Tensor:
-    """Radians per position of each pair of dimensions: ``[head_dim / 2]`` float32."""
-    exponents = torch.arange(0, heads.head_dim, 2, dtype=torch.int64).float() / heads.head_dim
-    return 1.0 / (heads.rope_theta**exponents)
+class PlainMatrix(NamedTuple):
+    """A matrix as it is."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
 
 
 class PlainOps:
@@ -51,23 +54,25 @@ class PlainOps:
         pool = (kv.num_layers, kv.num_slots, kv.num_kv_heads, kv.head_dim)
         self.keys = torch.zeros(pool, dtype=kv_dtype, device=device)
         self.values = torch.zeros(pool, dtype=kv_dtype, device=device)
-        self.frequencies = rotary_frequencies(heads)
+        self.rotary = Rotary(heads.rope, heads.head_dim)
         self._weight_bytes = 0
 
     def weight_bytes(self) -> int:
         return self._weight_bytes
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+    def table(self, weight: torch.Tensor) -> torch.Tensor:
         kept = weight.to(self.device, self.dtype)
         self._weight_bytes += kept.nbytes
         return kept
 
-    table = pack
-    vector = pack
+    vector = table
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PlainMatrix:
+        return PlainMatrix(self.table(weight), None if bias is None else self.table(bias))
 
     def prepare(self, batch: StepBatch) -> PlainBatch:
         size = self.kv_shape.block_size
-        angles = torch.from_numpy(batch.positions).float()[:, None] * self.frequencies
+        cos, sin = self.rotary.cos_sin(batch.positions)
         rows = []
         for row in range(len(batch.context_lens)):
             first, after, length = int(batch.cu_seqlens[row]), int(batch.cu_seqlens[row + 1]), batch.context_lens[row]
@@ -76,8 +81,8 @@ class PlainOps:
             rows.append((first, after - first, int(length), slots.to(self.device)))
         return PlainBatch(
             ids=torch.from_numpy(batch.ids).long().to(self.device),
-            cos=angles.cos().to(self.device, self.dtype),
-            sin=angles.sin().to(self.device, self.dtype),
+            cos=cos.to(self.device, self.dtype),
+            sin=sin.to(self.device, self.dtype),
             slots=torch.from_numpy(batch.slot_mapping[batch.slot_mapping >= 0]).long().to(self.device),
             rows=tuple(rows),
             logits_rows=torch.from_numpy(batch.logits_rows).long().to(self.device) if batch.logits_rows.size else None,
@@ -101,8 +106,15 @@ class PlainOps:
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * (wide * scale).to(self.dtype), x
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, weight)
+    def linear(self, x: torch.Tensor, weight: PlainMatrix) -> torch.Tensor:
+        return functional.linear(x, *weight)
+
+    def norm_heads(self, qkv: torch.Tensor, query: torch.Tensor, key: torch.Tensor, eps: float) -> torch.Tensor:
+        heads = self.heads
+        parts = qkv.reshape(len(qkv), -1, heads.head_dim)
+        q, k, v = torch.split(parts, [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1)
+        normed = (self.rms_norm(part, weight, eps, None)[0] for part, weight in ((q, query), (k, key)))
+        return torch.cat([*normed, v], dim=1).reshape(qkv.shape)
 
     def rope_and_write(self, qkv: torch.Tensor, layer: int, batch: PlainBatch) -> torch.Tensor:
         heads, dim = self.heads, self.heads.head_dim
@@ -131,8 +143,11 @@ class PlainOps:
             values = self.values[layer].index_select(0, slots).to(self.dtype).repeat_interleave(group, 1)
             mine = q[first : first + count].transpose(0, 1)
             scores = mine @ keys.permute(1, 2, 0) / math.sqrt(self.heads.head_dim)
-            later = torch.ones(count, length, dtype=torch.bool, device=self.device).triu(length - count + 1)
-            scores = scores.masked_fill(later, -math.inf)
+            every = torch.ones(count, length, dtype=torch.bool, device=self.device)
+            hidden = every.triu(length - count + 1)
+            if window := self.heads.window(layer):
+                hidden |= every.tril(length - count - window)
+            scores = scores.masked_fill(hidden, -math.inf)
             self._see("scores", scores)
             weights = scores.float().softmax(-1).to(self.dtype)
             out[first : first + count] = (weights @ values.transpose(0, 1)).transpose(0, 1)
@@ -145,8 +160,8 @@ class PlainOps:
     def select(self, x: torch.Tensor, batch: PlainBatch) -> torch.Tensor:
         return x if batch.logits_rows is None else x.index_select(0, batch.logits_rows)
 
-    def logits(self, x: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, head).float()
+    def logits(self, x: torch.Tensor, head: PlainMatrix) -> torch.Tensor:
+        return self.linear(x, head).float()
 
     def _see(self, name: str, value: torch.Tensor) -> None:
         if self.trace:

@@ -4,7 +4,8 @@ Matrices are packed once into the layout of oneDNN, which costs no more than the
 5 times as fast above.  The pool is head-major, ``[blocks * kv_heads, block_size * head_dim]`` per layer, so that one
 ``index_select`` lays a sequence's keys out as attention wants them.  All rows of one token (decode) are attended to at
 once, padded to the longest of their bucket, with the query heads that share a key/value head as rows of one small
-matrix; rows of several tokens (prefill) go one by one through the fused kernel.
+matrix; rows of several tokens (prefill) go one by one through the fused kernel.  A layer with a sliding window reads
+only the blocks that the window touches.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from torch.nn import functional
 
 from ...core.config import SchedulerConfig
 from ..models.config import LlamaConfig
+from ..models.rope import Rotary
 from .batch import Ints, StepBatch
 from .dtypes import Formats
 from .ops import HeadShape, KVShape
-from .plain_ops import rotary_frequencies
 
 #: Keys (and values) gathered at once for decode rows; more rows go in several pieces.  Half of it holds 64 rows of
 #: 2,048 tokens of the default model.
@@ -47,7 +48,8 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """A row of ``count`` tokens from ``first``; ``mask`` None: it starts its sequence, plain causal."""
+    """A row of ``count`` tokens from ``first`` that sees ``context`` tokens of the gathered blocks; ``mask`` None: it
+    starts its sequence, plain causal."""
 
     first: int
     count: int
@@ -57,16 +59,23 @@ class PrefillRow:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """What attention reads, the same for all layers with the same window."""
+
+    decode: tuple[DecodeRows, ...]
+    prefill: tuple[PrefillRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TorchBatch:
-    """A step as index tensors, shared by all layers.  ``written`` tokens come first and have pool rows."""
+    """A step as index tensors.  ``written`` tokens come first and have pool rows.  ``views`` are by window."""
 
     ids: torch.Tensor
     cos: torch.Tensor
     sin: torch.Tensor
     written: int
     write: torch.Tensor
-    decode: tuple[DecodeRows, ...]
-    prefill: tuple[PrefillRow, ...]
+    views: dict[int, View]
     logits_rows: torch.Tensor | None
     all_sample: bool
 
@@ -74,10 +83,11 @@ class TorchBatch:
 class PackedLinear:
     """A matrix in oneDNN's layout, or as it is where oneDNN cannot take it."""
 
-    __slots__ = ("nbytes", "packed", "plain")
+    __slots__ = ("bias", "nbytes", "packed", "plain")
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.nbytes = weight.nbytes
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.bias = bias
         self.packed: torch.Tensor | None = None
         self.plain: torch.Tensor | None = None
         native = weight.dtype == torch.float32 or has_bf16_instructions()
@@ -88,10 +98,10 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed is not None:
-            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, None, "none", [], "")
+            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
             return out
         assert self.plain is not None
-        return functional.linear(x, self.plain)
+        return functional.linear(x, self.plain, self.bias)
 
 
 class TorchOps:
@@ -108,7 +118,8 @@ class TorchOps:
         self.group = heads.num_heads // heads.num_kv_heads
         pool = (kv.num_layers, kv.num_blocks * kv.num_kv_heads, kv.block_size * kv.head_dim)
         self.keys, self.values = _zeros(pool, kv_dtype), _zeros(pool, kv_dtype)
-        self.frequencies = rotary_frequencies(heads)
+        self.rotary = Rotary(heads.rope, heads.head_dim)
+        self._windows = sorted({heads.window(layer) for layer in range(kv.num_layers)})
         self._weight_bytes = 0
         self._room = [torch.empty(0, dtype=kv_dtype), torch.empty(0, dtype=kv_dtype)]
 
@@ -117,8 +128,9 @@ class TorchOps:
     def weight_bytes(self) -> int:
         return self._weight_bytes
 
-    def pack(self, weight: torch.Tensor) -> PackedLinear:
-        made = PackedLinear(weight.to(self.dtype).contiguous())
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+        kept = None if bias is None else bias.to(self.dtype).clone()
+        made = PackedLinear(weight.to(self.dtype).contiguous(), kept)
         self._weight_bytes += made.nbytes
         return made
 
@@ -136,7 +148,7 @@ class TorchOps:
 
     def prepare(self, batch: StepBatch) -> TorchBatch:
         kv, kv_heads = self.kv_shape, self.kv_shape.num_kv_heads
-        angles = torch.from_numpy(batch.positions).float()[:, None, None] * self.frequencies
+        cos, sin = self.rotary.cos_sin(batch.positions)
         written = int((batch.slot_mapping >= 0).sum())
         slots = batch.slot_mapping[:written].astype(np.int64)
         block_rows = (slots // kv.block_size)[:, None] * kv_heads + np.arange(kv_heads)
@@ -146,12 +158,11 @@ class TorchOps:
         self._clear_begun_blocks(batch)
         return TorchBatch(
             ids=torch.from_numpy(batch.ids),
-            cos=angles.cos().to(self.dtype),
-            sin=angles.sin().to(self.dtype),
+            cos=cos[:, None].to(self.dtype),
+            sin=sin[:, None].to(self.dtype),
             written=written,
             write=torch.from_numpy(write.reshape(-1)),
-            decode=self._decode_rows(batch, np.flatnonzero(counts == 1)),
-            prefill=tuple(self._prefill_row(batch, int(row)) for row in np.flatnonzero(counts > 1)),
+            views={window: self._view(batch, counts, window) for window in self._windows},
             logits_rows=torch.from_numpy(sampling) if sampling.size else None,
             all_sample=sampling.size == batch.num_tokens,
         )
@@ -170,19 +181,37 @@ class TorchOps:
             self.keys.index_fill_(1, rows, 0)
             self.values.index_fill_(1, rows, 0)
 
-    def _decode_rows(self, batch: StepBatch, rows: NDArray[np.intp]) -> tuple[DecodeRows, ...]:
+    def _view(self, batch: StepBatch, counts: NDArray[np.intp], window: int) -> View:
+        return View(
+            decode=self._decode_rows(batch, np.flatnonzero(counts == 1), window),
+            prefill=tuple(self._prefill_row(batch, int(row), window) for row in np.flatnonzero(counts > 1)),
+        )
+
+    def _decode_rows(self, batch: StepBatch, rows: NDArray[np.intp], window: int) -> tuple[DecodeRows, ...]:
         kv = self.kv_shape
         out: list[DecodeRows] = []
         row_bytes = kv.num_kv_heads * kv.head_dim * self.keys.element_size()
-        for bucket in _buckets(batch.context_lens, rows, MAX_GATHER_BYTES // row_bytes):
-            lengths = batch.context_lens[bucket].astype(np.int64)
+        first_blocks = np.maximum(batch.context_lens - window, 0) // kv.block_size if window else batch.context_lens * 0
+        seen = batch.context_lens - first_blocks * kv.block_size  # from the first block that the window touches
+        for bucket in _buckets(seen, rows, MAX_GATHER_BYTES // row_bytes):
+            lengths = seen[bucket].astype(np.int64)
             blocks = -(-int(lengths.max()) // kv.block_size)
-            tables = batch.block_tables[bucket, :blocks].astype(np.int64)
+            if window:
+                columns = first_blocks[bucket, None] + np.arange(blocks)
+                tables = np.take_along_axis(
+                    batch.block_tables[bucket], np.minimum(columns, batch.block_tables.shape[1] - 1), 1
+                ).astype(np.int64)
+            else:
+                tables = batch.block_tables[bucket, :blocks].astype(np.int64)
             tables = np.where(tables < 0, tables[:, :1], tables)  # never read what another sequence wrote
             gather = tables[:, None, :] * kv.num_kv_heads + np.arange(kv.num_kv_heads)[:, None]
             context = blocks * kv.block_size
-            beyond = torch.from_numpy(np.arange(context) >= lengths[:, None])
-            mask = torch.zeros(len(bucket), context, dtype=self.dtype).masked_fill_(beyond, -math.inf)
+            at = np.arange(context)
+            hidden = at >= lengths[:, None]
+            if window:
+                hidden |= at < lengths[:, None] - window
+            mask = torch.zeros(len(bucket), context, dtype=self.dtype)
+            mask.masked_fill_(torch.from_numpy(hidden), -math.inf)
             tokens = batch.cu_seqlens[bucket]
             whole = len(tokens) == batch.num_tokens and bool((np.diff(tokens) > 0).all())
             out.append(
@@ -195,14 +224,18 @@ class TorchOps:
             )
         return tuple(out)
 
-    def _prefill_row(self, batch: StepBatch, row: int) -> PrefillRow:
+    def _prefill_row(self, batch: StepBatch, row: int, window: int) -> PrefillRow:
         kv, first, after = self.kv_shape, int(batch.cu_seqlens[row]), int(batch.cu_seqlens[row + 1])
         context, count = int(batch.context_lens[row]), after - first
-        table = batch.block_tables[row, : -(-context // kv.block_size)].astype(np.int64)
+        first_block = max(0, context - count - window + 1) // kv.block_size if window else 0
+        table = batch.block_tables[row, first_block : -(-context // kv.block_size)].astype(np.int64)
+        context -= first_block * kv.block_size
         by_query_head = np.arange(self.heads.num_heads)[:, None] // self.group
         mask = None
-        if context > count:
+        if context > count or 0 < window < context:
             mask = torch.ones(count, context, dtype=torch.bool).tril(context - count)
+            if window:
+                mask = mask.triu(context - count - window + 1)
         gather = torch.from_numpy((table * kv.num_kv_heads + by_query_head).reshape(-1))
         return PrefillRow(first, count, context, gather, mask)
 
@@ -228,6 +261,13 @@ class TorchOps:
     def linear(self, x: torch.Tensor, weight: PackedLinear) -> torch.Tensor:
         return weight(x)
 
+    def norm_heads(self, qkv: torch.Tensor, query: torch.Tensor, key: torch.Tensor, eps: float) -> torch.Tensor:
+        num_heads, kv_heads, dim = self.heads.num_heads, self.heads.num_kv_heads, self.heads.head_dim
+        parts = qkv.view(len(qkv), num_heads + 2 * kv_heads, dim)
+        for part, weight in ((parts[:, :num_heads], query), (parts[:, num_heads : num_heads + kv_heads], key)):
+            part.copy_(functional.rms_norm(part, (dim,), weight, eps))
+        return qkv
+
     def rope_and_write(self, qkv: torch.Tensor, layer: int, batch: TorchBatch) -> torch.Tensor:
         num_heads, kv_heads, dim = self.heads.num_heads, self.heads.num_kv_heads, self.heads.head_dim
         parts = qkv.view(len(qkv), num_heads + 2 * kv_heads, dim)
@@ -242,13 +282,14 @@ class TorchOps:
         return turned[:, :num_heads]
 
     def attention(self, q: torch.Tensor, layer: int, batch: TorchBatch) -> torch.Tensor:
-        if len(batch.decode) == 1 and batch.decode[0].tokens is None:
-            return self._decode(q, layer, batch.decode[0])
+        view = batch.views[self.heads.window(layer)]
+        if len(view.decode) == 1 and view.decode[0].tokens is None:
+            return self._decode(q, layer, view.decode[0])
         out = torch.zeros(len(q), self.heads.num_heads * self.heads.head_dim, dtype=self.dtype)
-        for rows in batch.decode:
+        for rows in view.decode:
             assert rows.tokens is not None
             out.index_copy_(0, rows.tokens.long(), self._decode(q.index_select(0, rows.tokens), layer, rows))
-        for row in batch.prefill:
+        for row in view.prefill:
             out[row.first : row.first + row.count] = self._prefill(q, layer, row)
         return out
 

@@ -9,6 +9,7 @@ then aborts the transport.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 
 from websockets.asyncio.server import ServerConnection
@@ -68,12 +69,12 @@ class Connection:
             self._patrol()
             close = await self._read()
             if close is not None:
-                await self.close(close.code, close.reason)
+                await self._close_unread(close.code, close.reason)
         except ConnectionClosed:
             pass
         except Exception:  # noqa: BLE001 - whatever it was, only this connection ends, with a legal close code
             _log.error("connection_failed", connection=str(self._ws.id), exc_info=True)
-            await self.close(1011, "internal error")
+            await self._close_unread(1011, "internal error")
         finally:
             self._writing = False
             self._leave("disconnect")
@@ -111,6 +112,19 @@ class Connection:
         except TimeoutError:
             self._ws.transport.abort()
 
+    async def _close_unread(self, code: int, reason: str) -> None:
+        """Close without handling what the peer still sends; unless it is read, its answer is never seen."""
+        reading = asyncio.create_task(self._discard(), name="ws-discard")
+        try:
+            await self.close(code, reason)
+        finally:
+            reading.cancel()
+
+    async def _discard(self) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await self._ws.recv()
+
     # --- reading -----------------------------------------------------------------------------------------------------
 
     async def _read(self) -> Close | None:
@@ -130,7 +144,7 @@ class Connection:
             if close is not None:
                 return close
             self.poke()
-            while self._session.backlog_bytes > MAX_BACKLOG_BYTES and self._writing:
+            while self._session.backlog_bytes > MAX_BACKLOG_BYTES and self._writing and not self._leaving:
                 self._idle.clear()
                 await self._idle.wait()
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from .config import LlamaConfig
+    from .foreign import ForeignFolder
 
 
 class Checkpoint(Protocol):
@@ -45,15 +46,39 @@ class Checkpoint(Protocol):
         """One tensor, rows first, float32 or as stored.  May be a read-only view of the file."""
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open ``path``: "" is the embedded default, else a GGUF file or a Hugging Face folder.  Raises ConfigError."""
+def find_model(path: str | Path) -> Path:
+    """The file or folder that ``model.path`` means: "" is the embedded default, a hub id its copy on this machine,
+    fetched if need be.  Raises ConfigError."""
     from .embedded import default_model_path
+    from .hub import fetch, is_hub_id
+
+    if str(path) == "":
+        return default_model_path()
+    place = Path(path).expanduser()
+    if place.exists():
+        return place
+    if is_hub_id(str(path)):
+        return fetch(str(path))
+    raise ConfigError(f"model.path = {str(path)!r}: there is no such file or folder")
+
+
+def open_model(path: str | Path) -> Checkpoint | ForeignFolder:
+    """Open what ``path`` means, whether this package or transformers runs it.  Raises ConfigError."""
+    from .foreign import ForeignFolder, is_foreign
+
+    place = find_model(path)
+    return ForeignFolder(place) if is_foreign(place) else open_checkpoint(place)
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open what ``path`` means, a GGUF file or a Hugging Face folder of one of this package's families.
+
+    Raises ConfigError.
+    """
     from .gguf import GgufCheckpoint
     from .hf import FolderCheckpoint
 
-    place = default_model_path() if str(path) == "" else Path(path).expanduser()
-    if not place.exists():
-        raise ConfigError(f"model.path = {str(path)!r}: there is no such file or folder")
+    place = find_model(path)
     if place.is_dir():
         found = sorted(place.glob("*.gguf"))
         if len(found) == 1 and not (place / "config.json").exists():

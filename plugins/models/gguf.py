@@ -1,7 +1,7 @@
-"""GGUF files of the Llama family: metadata and block-quantised tensors, memory-mapped, dequantised on demand.
+"""GGUF files of the Llama network and its relatives: memory-mapped, block-quantised tensors dequantised on demand.
 
-A Llama GGUF stores the rows of the query and key projections with the two rotary halves of each head interleaved;
-``read`` puts them back, so that what leaves here is laid out as in a Hugging Face folder.
+A file of architecture ``llama`` stores the rows of the query and key projections with the two rotary halves of each
+head interleaved; ``read`` puts them back, so that what leaves here is laid out as in a Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import torch
 
 from ...core.errors import ConfigError
 from .checkpoint import check_tensors
-from .config import LlamaConfig, from_gguf
+from .config import LlamaConfig
+from .config_gguf import check_architecture, from_gguf
 from .gguf_header import GgufTensor, read_header
 
 SUPPORTED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 
+#: What the rotary frequencies are divided by: the way Llama 3's scaling is stored.
+_DIVISORS = "rope_freqs.weight"
 #: GGUF name -> canonical name; those of a layer follow ``blk.N.`` and ``model.layers.N.``.
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -31,6 +34,8 @@ _LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -62,17 +67,22 @@ class GgufCheckpoint:
         header = read_header(path)
         #: Every field of the file, vocabulary and merges included.
         self.metadata = header.metadata
+        self._interleaved = check_architecture(header.metadata, str(path)) == "llama"
         for tensor in header.tensors:
             if tensor.type.name not in SUPPORTED:
                 raise ConfigError(
                     f"{path}: tensor {tensor.name!r} has type {tensor.type.name}, supported are {', '.join(SUPPORTED)}"
                 )
         self._tensors: dict[str, GgufTensor] = {canonical_name(tensor.name): tensor for tensor in header.tensors}
+        divisors = tuple(self.read(_DIVISORS).flatten().tolist()) if _DIVISORS in self._tensors else ()
+        self._tensors.pop(_DIVISORS, None)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         vocab_size = shapes.get("model.embed_tokens.weight", (0,))[0]
-        self.config: LlamaConfig = from_gguf(
-            self.metadata, vocab_size, "lm_head.weight" not in shapes, model_name(path), str(path)
-        )
+        self.config: LlamaConfig = from_gguf(self.metadata, vocab_size, shapes, model_name(path), str(path), divisors)
+        if divisors and len(divisors) != self.config.head_dim // 2:
+            raise ConfigError(
+                f"{path}: tensor {_DIVISORS!r} has {len(divisors)} values for {self.config.head_dim // 2} pairs"
+            )
         check_tensors(self.config, shapes, str(path))
 
     @property
@@ -100,7 +110,7 @@ class GgufCheckpoint:
         if tensor.type.name in ("F32", "F16"):
             data = data.view(np.float32 if tensor.type.name == "F32" else np.float16)
         values = np.asarray(gguf.dequantize(data, tensor.type), dtype=np.float32).reshape(tensor.shape)
-        if name.endswith((".q_proj.weight", ".k_proj.weight")):
+        if self._interleaved and (".q_proj." in name or ".k_proj." in name):
             heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
-            values = values.reshape(heads, -1, 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+            values = values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         return torch.from_numpy(np.array(values, order="C"))  # a copy: the map is read-only

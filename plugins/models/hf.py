@@ -11,50 +11,41 @@ from safetensors import SafetensorError, safe_open
 
 from ...core.errors import ConfigError
 from .checkpoint import check_tensors
-from .config import LlamaConfig, as_ids, from_hf
+from .config import LlamaConfig, as_ids
+from .config_hf import from_hf
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FLOATS = ("F32", "F16", "BF16")
 
 
-class FolderCheckpoint:
-    """One folder.  The weights stay memory-mapped; every shard the index names must be there (H-09)."""
+class FolderFiles:
+    """The weights of a folder, memory-mapped; every shard the index names must be there (H-09).
 
-    def __init__(self, path: Path) -> None:
+    ``fields`` is its ``config.json``.  ``only_floats``: tensors of other types are refused by name.
+    """
+
+    def __init__(self, path: Path, only_floats: bool = True) -> None:
         self.path = path
         if not (path / "config.json").exists():
             what = "is empty" if not any(path.iterdir()) else "holds neither a config.json nor exactly one *.gguf file"
             raise ConfigError(f"{path}: {what}")
-        fields = read_json(path / "config.json")
+        self.fields = read_json(path / "config.json")
         self.files, promised = self._weight_files()
         self._where: dict[str, Any] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
+        #: Tensor name -> shape.
+        self.shapes: dict[str, tuple[int, ...]] = {}
         for file in self.files:
             handle = _open(file)
             for name in handle.keys():  # noqa: SIM118 -- the handle is not a mapping
                 part = handle.get_slice(name)
-                if part.get_dtype() not in FLOATS:
+                if only_floats and part.get_dtype() not in FLOATS:
                     raise ConfigError(
                         f"{file}: tensor {name!r} has type {part.get_dtype()}, supported are {', '.join(FLOATS)}"
                     )
-                shapes[name], self._where[name] = tuple(part.get_shape()), handle
-        if absent := sorted(set(promised) - set(shapes)):
+                self.shapes[name], self._where[name] = tuple(part.get_shape()), handle
+        if absent := sorted(set(promised) - set(self.shapes)):
             raise ConfigError(f"{path / INDEX}: names tensors that no shard holds: {', '.join(absent[:5])}")
-        self.config: LlamaConfig = from_hf(fields, self._end_token_ids(), path.name, str(path / "config.json"))
-        check_tensors(self.config, shapes, str(path))
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self._where)
-
-    @property
-    def needs_conversion(self) -> bool:
-        return False
-
-    @property
-    def format(self) -> str:
-        return "safetensors"
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor as stored."""
@@ -75,7 +66,7 @@ class FolderCheckpoint:
             return (self.path / SINGLE,), {}
         raise ConfigError(f"{self.path}: has a config.json but no weights: neither {SINGLE} nor {INDEX}")
 
-    def _end_token_ids(self) -> set[int]:
+    def end_token_ids(self) -> set[int]:
         """End ids of generation_config.json and of the tokenizer's ``eos_token``."""
         ends: set[int] = set()
         if (file := self.path / "generation_config.json").exists():
@@ -91,6 +82,27 @@ class FolderCheckpoint:
             found = added.get(text, ids.get(text) if isinstance(ids, dict) else None)
             ends |= set(as_ids(found))
         return ends
+
+
+class FolderCheckpoint(FolderFiles):
+    """A folder of one of this package's families, every tensor accounted for."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.config: LlamaConfig = from_hf(self.fields, self.end_token_ids(), path.name, str(path / "config.json"))
+        check_tensors(self.config, self.shapes, str(path))
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.shapes)
+
+    @property
+    def needs_conversion(self) -> bool:
+        return False
+
+    @property
+    def format(self) -> str:
+        return "safetensors"
 
 
 def read_json(path: Path) -> dict[str, Any]:

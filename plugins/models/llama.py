@@ -1,8 +1,9 @@
-"""The Llama network on flattened tokens ``[num_tokens, hidden]``, written over the operators of an execution backend.
+"""The Llama network and its relatives on flattened tokens ``[num_tokens, hidden]``, over a backend's operators.
 
 Every sequence of a step lies behind the other in one long row of tokens; only attention knows where one ends.  Query,
 key and value projections are one matrix, gate and up projections are another, and the vocabulary is only multiplied
-for the rows that sample.
+for the rows that sample.  What a relative adds (biases, norms of query and key, windows) is there if its
+configuration says so.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Layer(NamedTuple):
 
     input_norm: torch.Tensor
     qkv: Any
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None
     output: Any
     ffn_norm: torch.Tensor
     gate_up: Any
@@ -48,16 +50,25 @@ class Llama:
         self.head = ops.pack(embedding if config.tied else read("lm_head.weight"))
 
     def _layer(self, prefix: str, read: Read) -> Layer:
-        ops = self.ops
-        qkv = torch.cat([read(f"{prefix}self_attn.{part}_proj.weight") for part in "qkv"])
-        gate_up = torch.cat([read(f"{prefix}mlp.{part}_proj.weight") for part in ("gate", "up")])
+        ops, model = self.ops, self.config
+
+        def packed(names: tuple[str, ...], biased: bool) -> Any:
+            weight, bias = (
+                torch.cat([read(f"{prefix}{name}_proj.{part}") for name in names]) if wanted else None
+                for part, wanted in (("weight", True), ("bias", biased))
+            )
+            assert weight is not None
+            return ops.pack(weight, bias)
+
+        norms = [ops.vector(read(f"{prefix}self_attn.{part}_norm.weight")) for part in "qk" if model.qk_norm]
         return Layer(
             input_norm=ops.vector(read(prefix + "input_layernorm.weight")),
-            qkv=ops.pack(qkv),
-            output=ops.pack(read(prefix + "self_attn.o_proj.weight")),
+            qkv=packed(("self_attn.q", "self_attn.k", "self_attn.v"), model.qkv_bias),
+            head_norms=(norms[0], norms[1]) if norms else None,
+            output=packed(("self_attn.o",), model.out_bias),
             ffn_norm=ops.vector(read(prefix + "post_attention_layernorm.weight")),
-            gate_up=ops.pack(gate_up),
-            down=ops.pack(read(prefix + "mlp.down_proj.weight")),
+            gate_up=packed(("mlp.gate", "mlp.up"), model.mlp_bias),
+            down=packed(("mlp.down",), model.mlp_bias),
         )
 
     def forward(self, batch: OpsBatch) -> torch.Tensor | None:
@@ -71,6 +82,8 @@ class Llama:
             x, residual = ops.rms_norm(x, layer.input_norm, eps, residual)
             qkv = ops.linear(x, layer.qkv)
             self._see("qkv", qkv)
+            if layer.head_norms:
+                qkv = ops.norm_heads(qkv, *layer.head_norms, eps)
             q = ops.rope_and_write(qkv, index, batch)
             x = ops.linear(ops.attention(q, index, batch), layer.output)
             x, residual = ops.rms_norm(x, layer.ffn_norm, eps, residual)

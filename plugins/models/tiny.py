@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from .config import LlamaConfig, from_hf
+from .config import LlamaConfig
+from .config_hf import from_hf
 from .hf import INDEX, SINGLE
 
 #: ``config.json`` of the default tiny model: two layers, four heads that share two key/value heads.
@@ -38,20 +39,25 @@ def random_weights(config: LlamaConfig, seed: int = 0) -> dict[str, torch.Tensor
     out = {}
     for name, shape in config.tensor_shapes().items():
         values = torch.randn(shape, generator=generator)
-        out[name] = 1 + 0.1 * values if len(shape) == 1 else values * (1.5 / shape[1] ** 0.5)
+        if len(shape) == 2:
+            out[name] = values * (1.5 / shape[1] ** 0.5)
+        else:
+            out[name] = 0.3 * values if name.endswith("bias") else 1 + 0.1 * values
     return out
 
 
-def write_tiny_model(folder: Path, seed: int = 0, shards: int = 1, **overrides: Any) -> LlamaConfig:
+def write_tiny_model(
+    folder: Path, seed: int = 0, shards: int = 1, weights: dict[str, torch.Tensor] | None = None, **overrides: Any
+) -> LlamaConfig:
     """Write ``config.json`` and safetensors (with an index if ``shards`` > 1) into ``folder``; returns what it is.
 
-    ``overrides`` replace keys of ``config.json``; None removes one.
+    ``weights`` are random by ``seed`` unless given.  ``overrides`` replace keys of ``config.json``; None removes one.
     """
     fields = {key: value for key, value in (CONFIG | overrides).items() if value is not None}
     config = from_hf(fields, (), folder.name, str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
-    weights = random_weights(config, seed)
+    weights = random_weights(config, seed) if weights is None else weights
     if shards == 1:
         save_file(weights, folder / SINGLE, metadata={"format": "pt"})
         return config

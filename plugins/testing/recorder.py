@@ -178,7 +178,7 @@ class KitRegistry(Registry):
         self, slot: str, use: str, options: Mapping[str, Any], *arguments: Any, where: str = "plugins.toml"
     ) -> Any:
         if slot == "host":
-            arguments = (*arguments, self._watchdog)
+            arguments = (*arguments, None, self._watchdog)  # no clock: no time budget
         made = super().make(slot, use, options, *arguments, where=where)
         if self._recorder is not None:
             if slot in ("scheduler", "wrapper"):

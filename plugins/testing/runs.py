@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -183,10 +182,3 @@ def play(subject: Subject, scenario: Scenario, watchdog: Watchdog | None = None)
     player = Player(subject, scenario, watchdog)
     player.run()
     return player.result()
-
-
-@contextmanager
-def watched() -> Iterator[Watchdog]:
-    """A watchdog for the runs inside."""
-    with Watchdog(HANGS_S) as watchdog:
-        yield watchdog

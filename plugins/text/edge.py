@@ -203,7 +203,7 @@ class TextEdge:
             return
         facts = {"chars": live.num_prompt_chars, "tokens": len(prompt_ids), "encode_s": now - began, "truncated": False}
         submit = live.submit(prompt_ids)
-        port.post(Note(live.rid, "text.in", facts), submit, *((Pause((live.rid,)),) if live.paused else ()))
+        port.post(Note(live.rid, "text_in", facts), submit, *((Pause((live.rid,)),) if live.paused else ()))
 
     def _prompt_ids(self, request: GenerateRequest) -> tuple[int, ...]:
         """On a thread: ids of the prompt, checked against the model's vocabulary.  Raises ClientError."""
@@ -265,7 +265,7 @@ class TextEdge:
             text, token_ids, finish = live.text.end(row.token_ids, row.finish)
             self._count(live, text, out)
             facts = {"tokens": finish.usage.output, "chars": live.num_chars, "reason": finish.reason.value}
-            out.append(Note(live.rid, "text.out", facts))
+            out.append(Note(live.rid, "text_out", facts))
             self._end(live, text, live.pending_ids + token_ids, finish)
             return
         if live.stopped:
@@ -282,7 +282,7 @@ class TextEdge:
     @staticmethod
     def _count(live: Live, text: str, out: list[Message]) -> None:
         if text and not live.num_chars:
-            out.append(Note(live.rid, "text.first", {"tokens": live.num_output_tokens}))
+            out.append(Note(live.rid, "text_out", {"first_text_after": live.num_output_tokens}))
         live.num_chars += len(text)
 
     def _tell(self, live: Live, event: TextEvent) -> None:

@@ -43,7 +43,7 @@ class CreateEvent(NamedTuple):
         system = ({"role": "system", "content": self.instructions},) if self.instructions else ()
         options = {"max_tokens": default_max_tokens, **self.options}
         if not self.generate:
-            options |= {"max_tokens": 1, "min_tokens": 0}
+            options |= {"warm": True}
         return parse({"messages": [*system, *history, *self.messages], **options})
 
 

@@ -359,12 +359,14 @@ class SchedulerHost:
             return f"more than {self.config.max_running} requests would run"
         if any(not isinstance(count, int) or count < 1 for count in decision.padding):
             return f"padding {decision.padding!r}"
-        if (
-            not (decision.rows or decision.preempt or self._in_flight or self.running or decision.wake_at)
-            and self._first_come().rows
-        ):
+        if not (decision.rows or decision.preempt or self._in_flight or decision.wake_at) and self._could_go_on():
             return "nothing is scheduled although the engine is idle"
         return ""
+
+    def _could_go_on(self) -> bool:
+        """Somebody could be served now: a running request, or a waiting one with the pool to itself."""
+        ready = any(request.num_remaining_tokens for request in self.running.values())
+        return ready or (not self.running and bool(self._first_come().rows))
 
     def _first_come(self) -> Decision:
         """The safe default: running requests in order of admission, then the others in order of arrival."""

@@ -39,6 +39,8 @@ class RankedPolicy(KeyedPolicy):
 
     def split_budget(self, view: SchedulerView) -> Mapping[str, int] | None:
         running, budget = view.running, view.token_budget
+        if sum([request.num_remaining_tokens for request in running]) <= budget:
+            return None  # enough for everybody: the order does not matter
         places = self.places(running)
         if len(set(places)) < 2:
             return None  # all alike: in order of admission
@@ -47,13 +49,12 @@ class RankedPolicy(KeyedPolicy):
         return caps
 
     def select_victims(self, view: SchedulerView, need_blocks: int, for_request: RequestView) -> Sequence[str]:
-        mine = self.rank(for_request)
-        order = victims(self.options.victims, view, self.context.rng)
-        order.sort(key=self.rank, reverse=True)  # stable: the worst rank first, then the chosen order
+        mine, chosen = self.rank(for_request), list[str]()
         if for_request.status is Status.RUNNING:  # short of blocks: the worst goes, at the end it itself
-            return [request.rid for request in order if self.rank(request) >= mine]
-        chosen: list[str] = []
-        for request in order if self.options.preempt else ():
+            return [request.rid for request in self._worst_first(view) if self.rank(request) >= mine]
+        if not self.options.preempt or max(map(self.rank, view.running), default=mine) - mine <= self.options.threshold:
+            return ()
+        for request in self._worst_first(view):
             if self.rank(request) - mine <= self.options.threshold:
                 break
             if request.num_preemptions < self.options.max_preemptions:
@@ -62,3 +63,8 @@ class RankedPolicy(KeyedPolicy):
                 if need_blocks <= 0:
                     return chosen
         return ()  # all of them would not free enough: nobody is touched
+
+    def _worst_first(self, view: SchedulerView) -> list[RequestView]:
+        order = victims(self.options.victims, view.running, self.context.rng)
+        order.sort(key=self.rank, reverse=True)  # stable: within a rank the chosen order stays
+        return order

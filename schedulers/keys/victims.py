@@ -17,7 +17,6 @@ from ...core.request import RequestView, Status
 Victims = Literal["latest", "least_computed", "most_computed", "random", "lowest_priority", "longest_remaining"]
 
 KEYS: dict[str, Callable[[RequestView], int]] = {
-    "latest": lambda _: 0,
     "least_computed": lambda request: request.num_computed_tokens,
     "most_computed": lambda request: -request.num_computed_tokens,
     "lowest_priority": lambda request: -request.priority,
@@ -25,13 +24,14 @@ KEYS: dict[str, Callable[[RequestView], int]] = {
 }
 
 
-def victims(choice: Victims, view: SchedulerView, rng: Random) -> list[RequestView]:
-    """Running requests in the order in which to preempt them, ties by the latest admitted."""
-    latest_first = list(reversed(view.running))
+def victims(choice: Victims, running: Sequence[RequestView], rng: Random) -> list[RequestView]:
+    """``running``, given in order of admission, in the order in which to preempt them; ties by the latest admitted."""
+    order = list(reversed(running))
     if choice == "random":
-        rng.shuffle(latest_first)
-        return latest_first
-    return sorted(latest_first, key=KEYS[choice])
+        rng.shuffle(order)
+    elif choice != "latest":
+        order.sort(key=KEYS[choice])
+    return order
 
 
 def for_running(choice: Victims, rng: Random) -> Callable[[SchedulerView, int, RequestView], Sequence[str]]:
@@ -40,6 +40,6 @@ def for_running(choice: Victims, rng: Random) -> Callable[[SchedulerView, int, R
     def select_victims(view: SchedulerView, _need_blocks: int, for_request: RequestView) -> Sequence[str]:
         if for_request.status is not Status.RUNNING:
             return ()
-        return [request.rid for request in victims(choice, view, rng)]
+        return [request.rid for request in victims(choice, view.running, rng)]
 
     return select_victims

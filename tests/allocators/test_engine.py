@@ -84,7 +84,6 @@ def play(allocator: str, seed: int) -> Counter[str]:
         seen["cached"] += end.usage.cached
     it.assert_empty()
     assert it.host.counters["denied"] == 0, "the draft allowed what the allocator denied"
-    assert it.host.stats()["policy_faults"] == 0
     seen.update({name: int(value) for name, value in it.sim.actors.allocator.stats().items()})
     seen["preemptions"] += it.host.counters["preemptions"]
     return seen

@@ -115,3 +115,19 @@ def test_forks_count_no_hits(driver: Driver) -> None:
     driver.run("c")
     after = driver.allocator.stats()
     assert (after["lookups"], after["hit_tokens"]) == (before["lookups"], before["hit_tokens"])
+
+
+def test_a_fork_never_overwrites_what_its_parent_made_findable(driver: Driver) -> None:
+    """Forked with an id in flight: the block fills with the parent's id, and the child samples another one."""
+    driver.submit("q", ids(7, 500))
+    driver.plan([("q", 7)])
+    driver.plan([("q", 1)])  # writes position 7, whose id nobody knows yet
+    driver.fork("q", "d")
+    driver.book()
+    driver.book()
+    known = tuple(driver.jobs["q"].ids[:8])
+    driver.finish("q")
+    for _ in range(3):
+        driver.run("d")
+    assert driver.prefill("probe", (*known, 1)) == 8
+    driver.drain()

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as serve_raw
 
-from mainspring.plugins.client import ServerError, connect
-from mainspring.plugins.wire.llm_v1_frames import DeltaFrame, DoneFrame, StartFrame
+from mainspring.client import ServerError, connect, connect_sync
+from mainspring.plugins.wire.llm_v1_frames import DeltaFrame, DoneFrame, ProgressFrame, StartFrame
 
 from ..gateways.fakes import PIECES, serve
 
@@ -101,7 +102,7 @@ async def test_unknown_frames_and_fields_are_skipped() -> None:
         request = json.loads(await ws.recv())
         for frame in (
             {"type": "goaway", "reason": "drain"},
-            {"type": "progress", "id": request["id"], "state": "queued"},
+            {"type": "news", "id": request["id"], "state": "queued"},
             {"type": "delta", "id": "somebody-else", "seq": 0, "text": "no", "n": 1},
             {"type": "delta", "id": request["id"], "seq": 0, "text": "yes", "n": 1, "logprobs": []},
             {
@@ -132,7 +133,7 @@ async def test_a_lost_connection_ends_every_generation_and_ping() -> None:
         await ws.recv()
         ws.transport.abort()
 
-    async with scripted(handler) as url, connect(url) as client:
+    async with scripted(handler) as url, connect(url, reconnect=False) as client:
 
         async def consume() -> None:
             async for _ in client.generate(prompt="Hi"):
@@ -159,3 +160,88 @@ async def test_no_server_and_no_greeting() -> None:
         with pytest.raises(ServerError, match="does not speak"):
             async with connect(url):
                 pass
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_e5_a_generation_survives_its_connection(times: int) -> None:
+    """E5: the reader of the events sees every frame once, in order."""
+    async with serve(token_s=0.002) as served, connect(served.url) as client:
+        events, cuts = [], 0
+        async for event in client.generate(prompt="Hi", max_tokens=60, retain_s=30):
+            events.append(event)
+            if isinstance(event, DeltaFrame) and cuts < times and len(events) >= 5 * (cuts + 1):
+                cuts += 1
+                client._socket.transport.abort()
+        assert [event.seq for event in events if not isinstance(event, ProgressFrame)] == list(range(len(events)))
+        text = "".join(event.text for event in events if isinstance(event, DeltaFrame))
+        assert text == "".join(PIECES) * 12
+        assert len(served.text.requests) == 1
+        await client.ping()
+
+
+async def test_without_retain_a_lost_connection_ends_it_and_the_next_request_connects_again() -> None:
+    async with serve() as served, connect(served.url) as client:
+
+        async def lose() -> None:
+            async for event in client.generate(prompt="Hi", max_tokens=10**6):
+                if isinstance(event, DeltaFrame):
+                    client._socket.transport.abort()
+
+        with pytest.raises(ServerError, match="ended"):
+            await lose()
+        events = [event async for event in client.generate(prompt="Hi", max_tokens=1)]
+        assert isinstance(events[-1], DoneFrame)
+
+
+async def test_a_server_that_stays_away_ends_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mainspring.plugins.client.client.FIRST_WAIT_S", 0.001)
+    async with serve() as served:
+        async with connect(served.url) as client:
+            generation = client.generate(prompt="Hi", max_tokens=10**6, retain_s=30)
+            await anext(generation)
+            served.port.ready = False
+            client._socket.transport.abort()
+            with pytest.raises(ServerError, match="HTTP 503"):
+                async for _ in generation:
+                    pass
+            with pytest.raises(ServerError):
+                await client.ping()
+        served.hub.shelf.cancel_all("test")
+
+
+async def test_after_goaway_the_next_request_uses_a_new_connection() -> None:
+    async with serve(max_connection_age_s=0.05) as served, connect(served.url) as client:
+        first = client._socket
+        while not client._leaving and client._lost is None:
+            await asyncio.sleep(0.01)
+        events = [event async for event in client.generate(prompt="Hi", max_tokens=1)]
+        assert isinstance(events[-1], DoneFrame)
+        assert client._socket is not first
+
+
+def use_blocking(url: str) -> tuple[str, str, int]:
+    with connect_sync(url) as client:
+        client.ping()
+        stopped = client.generate(prompt="Hi", max_tokens=10**6)
+        for event in stopped:
+            if isinstance(event, DeltaFrame):
+                stopped.cancel()
+        assert stopped.done is not None
+        return client.generate(prompt="Hi", max_tokens=5).text(), stopped.done.reason, len(client.hello.models)
+
+
+async def test_the_blocking_client() -> None:
+    async with serve() as served:
+        assert await asyncio.to_thread(use_blocking, served.url) == ("".join(PIECES), "cancelled", 1)
+
+
+async def test_a_wrong_key_is_told_from_a_lost_connection(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[me]\nkey = "right"\n')
+    async with serve(keys_file=str(file)) as served:
+        with pytest.raises(ServerError) as refused:
+            async with connect(served.url, key="wrong"):
+                pass
+        assert (refused.value.code, refused.value.status) == ("invalid_api_key", 401)
+        async with connect(served.url, key="right") as client:
+            await client.ping()

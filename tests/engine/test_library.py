@@ -145,3 +145,16 @@ def test_the_package_exports_the_library() -> None:
     assert mainspring.Engine is Engine
     with pytest.raises(AttributeError):
         mainspring.Engin  # noqa: B018
+
+
+async def test_what_stops_a_start_is_raised_as_it_is() -> None:
+    """D-07: not wrapped in a group, so that the command line can tell it in one line."""
+    with pytest.raises(ConfigError, match="chat_template"):
+        async with Engine(load(None, [*QUIET, "model.chat_template=/no/such/file"]).config, make_executor=make()):
+            raise AssertionError("it started")
+
+
+async def test_an_error_inside_the_block_comes_out_as_it_is() -> None:
+    with pytest.raises(KeyError):
+        async with engine():
+            raise KeyError("mine")

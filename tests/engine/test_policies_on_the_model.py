@@ -1,4 +1,5 @@
-"""Every policy runs the real model end to end and gives every request the same greedy text as ``fcfs``."""
+"""Every policy runs the real model end to end, with shared prefixes and preemption, and gives every request the same
+greedy text as ``fcfs`` without sharing."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ PROMPTS = [
 ]
 
 
-def config(use: str) -> Config:
+def config(use: str, allocator: str) -> Config:
     return Config(
         paranoid=True,
         scheduler=SchedulerConfig(use=use, token_budget=12, max_running=4),
-        allocator=AllocatorConfig(use="paged", block_size=4, num_blocks=24),
+        allocator=AllocatorConfig(use=allocator, block_size=4, num_blocks=24),
         executor=ExecutorConfig(use="torch", dtype="fp32", weights="fp32", kv_dtype="fp32"),
     )
 
@@ -42,7 +43,7 @@ class Loaded:
     """One loaded executor for all runs; a pool that others have written to must not matter."""
 
     def __init__(self) -> None:
-        self.inner = TorchExecutor(None, config("fcfs"))
+        self.inner = TorchExecutor(None, config("fcfs", "paged"))
         self.info = self.inner.load(lambda line: None)
 
     def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
@@ -62,8 +63,8 @@ def executor() -> Iterator[Loaded]:
     loaded.inner.close()
 
 
-def run(use: str, executor: Loaded) -> dict[str, list[int]]:
-    sim = Simulator(config(use), executor, one_second, sampler="standard")
+def run(use: str, allocator: str, executor: Loaded) -> dict[str, list[int]]:
+    sim = Simulator(config(use, allocator), executor, one_second, sampler="standard")
     model = load_text_model(sim.config.model)  # type: ignore[attr-defined]
     for index, prompt in enumerate(PROMPTS):
         sampling = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
@@ -80,11 +81,11 @@ def run(use: str, executor: Loaded) -> dict[str, list[int]]:
 
 @pytest.fixture(scope="module")
 def reference(executor: Loaded) -> dict[str, list[int]]:
-    return run("fcfs", executor)
+    return run("fcfs", "paged", executor)
 
 
 @pytest.mark.parametrize("use", POLICIES)
 def test_same_text_as_fcfs(use: str, executor: Loaded, reference: dict[str, list[int]]) -> None:
-    outputs = run(use, executor)
+    outputs = run(use, "prefix", executor)
     assert outputs == reference
     assert all(len(ids) == 10 for ids in outputs.values())

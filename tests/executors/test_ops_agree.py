@@ -14,7 +14,7 @@ from mainspring.plugins.executors.batch import Limits, StepBatch, build
 from mainspring.plugins.executors.ops import HeadShape, KVShape
 from mainspring.plugins.executors.plain_ops import PlainOps
 from mainspring.plugins.executors.torch_ops import TorchOps
-from mainspring.plugins.models.config import from_hf
+from mainspring.plugins.models.config_hf import from_hf
 from mainspring.plugins.models.llama import Llama
 from mainspring.plugins.models.tiny import CONFIG, random_weights
 
@@ -24,7 +24,7 @@ LENGTHS = [1, 3, 4, 5, 17, 2, 40, 9]
 
 
 def backends(dtype: torch.dtype, kv_dtype: torch.dtype) -> list[tuple[Llama, Any]]:
-    heads = HeadShape(MODEL.num_heads, MODEL.num_kv_heads, MODEL.head_dim, MODEL.rope_theta)
+    heads = HeadShape(MODEL.num_heads, MODEL.num_kv_heads, MODEL.head_dim, MODEL.rope)
     kv = KVShape(MODEL.num_layers, 64, BLOCK, MODEL.num_kv_heads, MODEL.head_dim)
     weights = random_weights(MODEL)
     made: list[Any] = [kind(heads, kv, dtype, kv_dtype) for kind in (PlainOps, TorchOps)]

@@ -10,6 +10,7 @@ from mainspring.plugins.executors.ops import HeadShape, KVShape
 from mainspring.plugins.executors.plain_ops import PlainOps
 from mainspring.plugins.models.config import LlamaConfig
 from mainspring.plugins.models.llama import Llama
+from mainspring.plugins.models.rope import Rope
 
 LLAMA_3_8B = LlamaConfig(
     name="Llama-3-8B",
@@ -21,7 +22,7 @@ LLAMA_3_8B = LlamaConfig(
     ffn_size=14336,
     vocab_size=128256,
     norm_eps=1e-5,
-    rope_theta=500000.0,
+    rope=Rope(500000.0),
     max_positions=8192,
     tied=False,
 )
@@ -31,7 +32,7 @@ def test_llama_3_8b_shapes() -> None:
     seen: list[tuple[str, list[int]]] = []
     model = LLAMA_3_8B
     ops = PlainOps(
-        HeadShape(model.num_heads, model.num_kv_heads, model.head_dim, model.rope_theta),
+        HeadShape(model.num_heads, model.num_kv_heads, model.head_dim, model.rope),
         KVShape(model.num_layers, 4, 16, model.num_kv_heads, model.head_dim),
         torch.bfloat16,
         torch.bfloat16,

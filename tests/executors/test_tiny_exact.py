@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from mainspring.plugins.models.tiny import write_tiny_model
 
 NEW_TOKENS = 12
-PROMPTS = [[5], [7, 8, 9], list(range(20, 37)), [1] * 8, [Random(0).randrange(128) for _ in range(61)]]
+PROMPTS = [[5], [7, 8, 9], list(range(20, 37)), [1] * 8, Random(0).choices(range(128), k=61)]
 
 
 def reference(folder: Path) -> Any:
@@ -86,7 +86,7 @@ def test_a_dummy_row_changes_nothing_and_is_written_nowhere(start: Any, tiny: Pa
     first = plain.run(plain.row("a", 0, [5, 6, 7], True))
     assert padded.run(padded.row("a", 0, [5, 6, 7], True), padding=(4, 1)).token_ids == first.token_ids
     torch.testing.assert_close(padded.logits[0], plain.logits[0])
-    torch.testing.assert_close(padded.executor._ops.keys, plain.executor._ops.keys)
+    torch.testing.assert_close(padded.executor._loaded.network.ops.keys, plain.executor._loaded.network.ops.keys)
 
 
 def test_copied_blocks_are_in_place_before_the_step(start: Any, tiny: Path) -> None:
@@ -106,4 +106,4 @@ def test_bf16_weights_and_kv_stay_near_float32(start: Any, tiny: Path) -> None:
         driver.generate([PROMPTS[4]], 1, chunk=20)
     torch.testing.assert_close(rounded.logits[0], exact.logits[0], rtol=0.1, atol=0.2)
     assert not torch.equal(rounded.logits[0], exact.logits[0])
-    assert rounded.executor._ops.keys.dtype == torch.bfloat16
+    assert rounded.executor._loaded.network.ops.keys.dtype == torch.bfloat16

@@ -34,7 +34,7 @@ def test_the_ledger_counts_the_weights_that_are_kept(start: Any, tiny: Path) -> 
     driver = start(tiny)
     config = driver.executor.config
     info = TorchExecutor(None, config).load(print)
-    assert driver.executor._ops.weight_bytes() == info.memory["weights"]
+    assert driver.executor._loaded.network.ops.weight_bytes() == info.memory["weights"]
 
 
 def test_context_limit_is_checked_h04(start: Any, tiny: Path) -> None:

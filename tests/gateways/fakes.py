@@ -21,6 +21,8 @@ from mainspring.plugins.schema import GenerateRequest
 from mainspring.plugins.settings import Config, ServerConfig
 from mainspring.plugins.text.events import Accepted, Delta, Ended, TextEvent
 
+from ..wire.schemas import check_server_frame
+
 Sink = Callable[[TextEvent], None]
 PIECES = ("Hé", "llo ", "👩‍👩‍👧", " 漢字", "\n")
 
@@ -248,6 +250,7 @@ async def receive(ws: ClientConnection) -> dict[str, Any]:
     assert isinstance(text, str)
     frame = json.loads(text)
     assert isinstance(frame["type"], str)
+    check_server_frame(frame)
     return frame  # type: ignore[no-any-return]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mainspring.core.messages import Emit, EmitRow, Failure, Finish, FinishReason, Row, StepPlan, Timing, Usage
-from mainspring.plugins.metrics import Metrics
+from mainspring.plugins.metrics import COUNTERS, HISTOGRAMS, Metrics
 
 from .fakes import collect, generate, serve
 
@@ -125,3 +126,15 @@ def test_names_fit_existing_dashboards() -> None:
     page = Metrics("vllm:", "tiny", dict, {}, {}).page()[0].decode()
     for name in DASHBOARD:
         assert f"\nvllm:{name}{{" in page, name
+
+
+def test_every_figure_is_explained() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
+    table = page.partition("## Metrics")[2].partition("\n## ")[0]
+    told = set(
+        re.findall(r"`([a-z0-9_]+)`", "\n".join(line.split("|")[1] for line in table.splitlines() if "|" in line))
+    )
+    gauges = {"connections", "requests_queued_in_gateway", "requests_paused", "streams_retained", "kv_cache_usage_perc"}
+    gauges |= {"num_requests_running", "num_requests_waiting"}
+    counters = {f"{name}_total" for name in (*COUNTERS, "request_success", "admission_rejections", "ws_slow_closed")}
+    assert told == gauges | counters | set(HISTOGRAMS)

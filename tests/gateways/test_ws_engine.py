@@ -20,6 +20,7 @@ from mainspring.plugins.gateways.ws import WebSocketGateway
 from mainspring.plugins.settings import Config, ServerConfig
 from mainspring.plugins.testing.fake_executor import FakeExecutor
 from mainspring.plugins.text.detokenize import byte_alphabet
+from mainspring.plugins.text.chat_template import ChatTemplate
 from mainspring.plugins.text.edge import TextEdge
 from mainspring.plugins.text.tokenizer import TextModel
 
@@ -175,3 +176,52 @@ async def test_drain_ends_streams_with_terminals_and_closes_1012() -> None:
         stopping = asyncio.create_task(made.gateway.drain())
         assert await until_closed(ws) == ([], 1012)
         await stopping
+
+
+async def test_the_responses_api_all_the_way() -> None:
+    """E2, E7: text, continuation through the chat template, warm-up, and metrics of all of it."""
+    async with engine() as made:
+        made.text.model._template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+        async with connect(f"ws://127.0.0.1:{made.gateway.port}/v1/responses", proxy=None) as ws:
+
+            async def run(**fields: Any) -> dict[str, Any]:
+                await send(ws, type="response.create", max_output_tokens=len(ANSWER), **fields)
+                while (event := await receive(ws))["type"] not in (
+                    "response.completed",
+                    "response.incomplete",
+                    "error",
+                ):
+                    pass
+                return event
+
+            first = (await run(input="hi"))["response"]
+            assert first["output"][0]["content"][0]["text"] == ANSWER.decode()
+            assert first["usage"]["output_tokens"] == len(ANSWER)
+            second = (await run(input="more", previous_response_id=first["id"]))["response"]
+            assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"] + len(ANSWER)
+            warm = await run(input="hi", generate=False)
+            assert (warm["type"], warm["response"]["usage"]["output_tokens"]) == ("response.completed", 0)
+        await made.until_free()
+        page = made.gateway._metrics.page()[0].decode() if made.gateway._metrics else ""
+        assert f'mainspring:generation_tokens_total{{model_name="fake"}} {2.0 * len(ANSWER)}' in page
+        assert 'mainspring:num_requests_running{model_name="fake"} 0.0' in page
+        assert 'mainspring:request_success_total{finished_reason="length",model_name="fake"}' in page
+
+
+async def test_a_client_that_stops_reading_pauses_in_the_scheduler_and_others_go_on() -> None:
+    """B5, E-08: through the real text edge and host."""
+    async with engine() as made, made.client() as slow, made.client() as quick:
+        await generate(slow, "a", max_tokens=4000, ignore_eos=True)
+        while (await receive(slow))["type"] != "delta":
+            pass
+        (rid,) = made.text._live
+        made.text.pause([rid])
+        before = made.text._live[rid].num_output_tokens
+        await generate(quick, "b", max_tokens=200, ignore_eos=True)
+        assert (await collect(quick, "b"))["b"][-1]["usage"]["output"] == 200
+        assert made.text._live[rid].num_output_tokens - before <= 3  # what was in flight
+        made.text.resume([rid])
+        frame = await receive(slow)
+        while frame["type"] == "delta":
+            frame = await receive(slow)
+        assert frame["usage"]["output"] > 3000

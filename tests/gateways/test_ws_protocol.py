@@ -8,6 +8,7 @@ import struct
 from typing import Any
 
 import pytest
+import structlog
 from websockets.exceptions import ConnectionClosed
 
 from .fakes import client_frame, collect, generate, receive, send, serve, until_closed
@@ -120,3 +121,15 @@ async def test_one_engine_error_inside_the_gateway_closes_1011() -> None:
         served.text.open = fail  # type: ignore[method-assign]
         await generate(ws, "a")
         assert (await until_closed(ws))[1] == 1011
+
+
+async def test_a_close_is_answered_although_the_peer_goes_on_sending() -> None:
+    """E-10: what comes behind the frame that led to the close is read and dropped, so that the handshake ends."""
+    with structlog.testing.capture_logs() as lines:
+        async with serve() as served, served.client() as ws:
+            await ws.send(b"binary")
+            for _ in range(100):
+                await send(ws, type="ping")
+            assert (await until_closed(ws))[1] == 1003
+            await ws.wait_closed()
+    assert [line["close_code"] for line in lines if line["event"] == "connection_closed"] == [1003]

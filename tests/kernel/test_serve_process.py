@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 MODULE = '''
@@ -76,9 +77,11 @@ async def test_exit_code_70(tmp_path: Path) -> None:
     try:
         url = await asyncio.to_thread(address, process)
         codes = []
-        for _ in range(10):
+        for _ in range(1000):
             try:
                 codes.append((await generate(url))["code"])
+            except InvalidStatus:  # not ready: it is being rebuilt
+                await asyncio.sleep(0.01)
             except OSError:
                 break
             if process.poll() is not None:

@@ -90,8 +90,8 @@ def test_tied_with_and_without_head_h01(tmp_path: Path) -> None:
         ({"hidden_size": None}, "'hidden_size' is missing"),
         ({"hidden_size": "many"}, "hidden_size = 'many': expected a number"),
         ({"architectures": ["GPT2LMHeadModel"]}, "architectures = 'GPT2LMHeadModel' is not supported"),
-        ({"attention_bias": True}, "attention_bias = True is not supported"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope scaling 'linear' is not supported"),
+        ({"attention_bias": "yes"}, "attention_bias = 'yes': expected true or false"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
         ({"eos_token_id": 128}, "end token id 128 is outside the vocabulary of 128"),
     ],
     ids=lambda value: str(value)[:40],
@@ -124,7 +124,7 @@ def test_end_ids_of_all_sources_d10(
 
 def test_missing_rope_base_is_noted_h12(tmp_path: Path) -> None:
     config = write_tiny_model(tmp_path, rope_theta=None)
-    assert config.rope_theta == 10000.0
+    assert config.rope.theta == 10000.0
     assert "rope_theta is missing" in config.notes[0]
 
 

@@ -91,8 +91,11 @@ def test_missing_tensor_is_named(tmp_path: Path, write_gguf: Any, missing: str) 
 
 
 def test_surplus_and_misshapen_tensors_are_named_h10(tmp_path: Path, write_gguf: Any) -> None:
-    write_gguf(path := tmp_path / "x.gguf", extra={"blk.0.attn_q.bias": np.zeros(64, np.float32)})
-    with pytest.raises(ConfigError, match=r"no place for: model\.layers\.0\.self_attn\.q_proj\.bias"):
+    write_gguf(path := tmp_path / "x.gguf", extra={"blk.0.attn_sinks.weight": np.zeros(4, np.float32)})
+    with pytest.raises(ConfigError, match=r"no place for: blk\.0\.attn_sinks\.weight"):
+        open_checkpoint(path)
+    write_gguf(path, extra={"blk.0.attn_q.bias": np.zeros(64, np.float32)})
+    with pytest.raises(ConfigError, match=r"5 tensor\(s\) missing: model\.layers\.0\.self_attn\.k_proj\.bias"):
         open_checkpoint(path)
     wrong = {"blk.0.ffn_up.weight": np.zeros((95, 64), np.float32)}
     write_gguf(path, drop=tuple(wrong), extra=wrong)
@@ -104,7 +107,7 @@ def test_surplus_and_misshapen_tensors_are_named_h10(tmp_path: Path, write_gguf:
     ("fields", "said"),
     [
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count = 8"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type = 'yarn'"),
+        ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type = 'longrope'"),
     ],
 )
 def test_unsupported_settings_are_refused_h03(

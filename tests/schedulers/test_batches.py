@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.schedulers.test_priority import starts
 from tests.support import config, lab, submit
 
-from mainspring.core.messages import Alarm, Cancel
+from mainspring.core.messages import Alarm, Cancel, Pause, Resume
 from mainspring.plugins.simulator import LinearStepTime
 
 
@@ -88,3 +89,15 @@ def test_dynamic_window_closes_when_it_is_full() -> None:
         assert it.batches() == ["A3* B3*", "C3*"], options
         assert it.ends()["A"].timing.scheduled == 1.0
         assert it.ends()["C"].timing.scheduled == 6.0
+
+
+@pytest.mark.parametrize("use", ["static_batch", "dynamic_batch"])
+def test_a_paused_group_does_not_hold_up_the_next(use: str) -> None:
+    it = lab(config(use=use))
+    it.sim.at(0.0, submit("A", 1, 4))
+    it.sim.at(1.5, Pause(("A",)), submit("B", 1, 2))
+    it.sim.at(20.0, Resume(("A",)))
+    it.sim.run()
+    assert it.ends()["B"].timing.finished < 10.0  # type: ignore[operator]
+    assert it.ends()["A"].usage.output == 4
+    assert it.host.stats()["policy_faults"] == 0

@@ -49,9 +49,9 @@ async def test_a_request_from_prompt_to_end() -> None:
         assert (sink.end.text, sink.end.token_ids, sink.end.finish) == ("c", (99,), finish(LENGTH, 3))
         assert running.edge.num_live == 0
         assert [(note.rid, note.point) for note in running.port.of(Note)] == [
-            (rid, "text.in"),
-            (rid, "text.first"),
-            (rid, "text.out"),
+            (rid, "text_in"),
+            (rid, "text_out"),
+            (rid, "text_out"),
         ]
         first, _, last = running.port.of(Note)
         assert first.facts == {"chars": 5, "tokens": 3, "encode_s": 0.0, "truncated": False}

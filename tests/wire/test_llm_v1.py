@@ -20,6 +20,8 @@ from mainspring.plugins.wire.llm_v1 import Session, Stream
 from mainspring.plugins.wire.llm_v1_frames import DeltaFrame, HelloFrame, decode
 from mainspring.plugins.wire.llm_v1_requests import PingFrame
 
+from .schemas import check_server_frame
+
 TIMING = Timing(arrival=10.0, scheduled=10.25, first_token=10.75, finished=12.0)
 
 
@@ -33,6 +35,7 @@ def drain(session: Session) -> list[dict[str, Any]]:
     frames = []
     while (frame := session.pop()) is not None:
         frames.append(json.loads(frame))
+        check_server_frame(frames[-1])
     return frames
 
 

@@ -16,6 +16,8 @@ from mainspring.plugins.wire.actions import Generate, Resume
 from mainspring.plugins.wire.llm_v1 import MAX_RING_BYTES, Session, Stream
 from mainspring.plugins.wire.outbox import MAX_OUTBOX_BYTES, MAX_SOURCE_BYTES
 
+from .schemas import check_server_frame
+
 END = Finish(FinishReason.LENGTH, Usage(1, 0, 2), Timing(0.0, 0.1, 0.2, 0.3))
 
 
@@ -57,6 +59,7 @@ def drain(session: Session) -> list[dict[str, Any]]:
     frames = []
     while (frame := session.pop()) is not None:
         frames.append(json.loads(frame))
+        check_server_frame(frames[-1])
     return frames
 
 

@@ -15,6 +15,8 @@ from mainspring.plugins.wire.actions import Action, Cancel, Close, Generate
 from mainspring.plugins.wire.responses import MAX_LANES, ResponsesSession, ResponseStream
 from mainspring.plugins.wire.responses_history import MAX_OTHERS, History
 
+from .schemas import check_server_frame
+
 TIMING = Timing(arrival=10.0, scheduled=10.25, first_token=10.75, finished=12.0)
 
 
@@ -28,6 +30,7 @@ def drain(session: ResponsesSession) -> list[dict[str, Any]]:
     events = []
     while (event := session.pop()) is not None:
         events.append(json.loads(event))
+        check_server_frame(events[-1])
     return events
 
 
@@ -195,7 +198,7 @@ def test_warm_up_gives_an_id_and_no_output() -> None:
     """``generate: false`` computes the prompt, so that the next request finds it in the cache."""
     session = make()
     stream = begin(session, generate=False)
-    assert stream.request.max_tokens == 1
+    assert stream.request.warm
     answer(stream, "x", FinishReason.LENGTH)
     events = drain(session)
     assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.completed"]

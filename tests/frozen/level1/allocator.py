@@ -34,7 +34,8 @@ class Frozen:
                     self.free += blocks
                 self.fenced.clear()
             return ()
-        assert isinstance(message, StepPlan)
+        if not isinstance(message, StepPlan):
+            return ()
         for rid in (*message.released, *message.preempted):
             blocks = self.tables.pop(rid, [])
             if self.in_flight:
