@@ -187,12 +187,13 @@ class PagedDraft:
         return max(0, -(-num_tokens // self._allocator.block_size) - self._holds(rid))
 
     def extend(self, rid: str, num_tokens: int) -> int:
-        need = self.need(rid, num_tokens)
+        held = self._holds(rid)
+        need = -(-num_tokens // self._allocator.block_size) - held
         if need > self._free:
             return need - self._free
-        if need:
+        if need > 0:
             self._free -= need
-            self._held[rid] = self._holds(rid) + need
+            self._held[rid] = held + need
         return 0
 
 

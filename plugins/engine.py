@@ -112,7 +112,7 @@ class Engine:
         self._stack.callback(self._watchdog.close)
         try:
             await self._stack.enter_async_context(self.kernel.running())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again, out of its group
             await self._stack.aclose()
             raise first_cause(error) from None
         return self

@@ -48,7 +48,7 @@ def test_a_wrong_override_is_refused(item: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere.toml"):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
         load(tmp_path / "nowhere.toml")
 
 

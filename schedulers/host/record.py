@@ -53,6 +53,8 @@ class Request:
     def known_ids(self, start: int, stop: int) -> tuple[int, ...]:
         """Ids at positions ``start`` to ``stop`` (exclusive) of prompt + output."""
         num_prompt = self.num_prompt_tokens
+        if stop == start + 1 and start >= num_prompt:  # a decode row, by far the most frequent
+            return (self.output_ids[start - num_prompt],)
         output = self.output_ids[max(0, start - num_prompt) : max(0, stop - num_prompt)]
         return self.submit.prompt_ids[start:stop] + tuple(output)
 

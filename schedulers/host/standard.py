@@ -384,9 +384,9 @@ class SchedulerHost:
         rows: list[m.Row] = []
         for rid in decision.preempt:
             self._preempt(self.running[rid], now)
-        draft = self.draft()
+        draft, listens = self.draft(), self.planner.listens
         for rid, wish in decision.rows:
-            request, cached = self.records[rid], -1
+            request, cached = self.records[rid], None
             if rid not in self.running:
                 if not self.admitting or not request.num_remaining_tokens:
                     continue
@@ -394,13 +394,12 @@ class SchedulerHost:
                 if draft.need(rid, request.num_tokens) > draft.free_blocks:  # only when its whole context fits
                     draft.unmatch(rid)
                     continue
-            computed = max(cached, request.num_computed_tokens)
-            count = min(wish, request.num_remaining_tokens - max(cached, 0))
-            if count > 0 and not draft.extend(rid, computed + count):
-                if cached >= 0:
+            count = min(wish, request.num_remaining_tokens - (cached or 0))
+            if count > 0 and not draft.extend(rid, (cached or request.num_computed_tokens) + count):
+                if cached is not None:
                     started.append(self._start(request, cached, now))
                 rows.append(self._row(request, count))
-                if self.planner.listens:
+                if listens:
                     self._event("scheduled", request, count, now)
         if decision.rows and not rows and not self._in_flight:
             self._unblock(now)
@@ -434,10 +433,10 @@ class SchedulerHost:
         return out
 
     def _row(self, request: Request, count: int) -> m.Row:
-        start = request.num_computed_tokens
-        ids = request.known_ids(start, start + count) if start < request.num_known_tokens else None
+        start, known = request.num_computed_tokens, request.num_known_tokens
+        ids = request.known_ids(start, start + count) if start < known else None
         request.num_computed_tokens = start + count
-        samples = start + count == request.num_tokens and not request.submit.warm
+        samples = start + count == known + request.num_pending and not request.submit.warm
         request.num_pending += samples
         self.tenant_tokens[request.submit.tenant] += count
         return m.Row(request.rid, start, count, ids, samples)

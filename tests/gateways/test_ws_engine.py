@@ -19,8 +19,8 @@ from mainspring.plugins.executors.thread import ExecutorThread
 from mainspring.plugins.gateways.ws import WebSocketGateway
 from mainspring.plugins.settings import Config, ServerConfig
 from mainspring.plugins.testing.fake_executor import FakeExecutor
-from mainspring.plugins.text.detokenize import byte_alphabet
 from mainspring.plugins.text.chat_template import ChatTemplate
+from mainspring.plugins.text.detokenize import byte_alphabet
 from mainspring.plugins.text.edge import TextEdge
 from mainspring.plugins.text.tokenizer import TextModel
 
@@ -181,7 +181,8 @@ async def test_drain_ends_streams_with_terminals_and_closes_1012() -> None:
 async def test_the_responses_api_all_the_way() -> None:
     """E2, E7: text, continuation through the chat template, warm-up, and metrics of all of it."""
     async with engine() as made:
-        made.text.model._template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+        source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        made.text.model._template = ChatTemplate(source, {}, "test")
         async with connect(f"ws://127.0.0.1:{made.gateway.port}/v1/responses", proxy=None) as ws:
 
             async def run(**fields: Any) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def address(process: subprocess.Popen[str]) -> str:
     url = ""
     for line in process.stderr:
         entry = json.loads(line)
-        url = entry.get("url", url)
+        url = str(entry.get("url", url))
         if entry["event"] == "ready":
             return url
     raise AssertionError("it never got ready")
