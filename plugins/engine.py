@@ -13,12 +13,13 @@ from typing import Any, Self
 
 import anyio.from_thread
 import msgspec
+import structlog
 
 from ..core.clock import MonotonicClock
 from ..core.config import check_options
 from ..core.edge import Edge, ExecutorEdge
 from ..core.kernel import Kernel
-from ..core.messages import Finish, FinishReason, Usage
+from ..core.messages import Finish, FinishReason, Message, Usage
 from ..core.policy import Executor
 from ..core.registry import Registry
 from .chosen import chosen
@@ -34,6 +35,7 @@ from .text.events import Accepted, Delta, Ended, TextEvent
 from .watchdog import Watchdog
 from .wire.llm_v1_frames import timing_ms
 
+log = structlog.get_logger("mainspring.engine")
 POLICY_LIMIT_S = 1.0  # a policy call that has not returned after this is ended, and counts as an exception
 
 
@@ -92,12 +94,19 @@ class Engine:
 
         taps = [self.journal.record]
         if self.registry.manager.hook.observe.get_hookimpls():
-            taps.append(lambda message, now: self.registry.manager.hook.observe(message=message, now=now))
+            taps.append(self._observe)
         self._watchdog = Watchdog(POLICY_LIMIT_S)
         self.kernel = Kernel(
             self.config, self.registry, MonotonicClock(), executor, edges, taps, progress, self._watchdog
         )
         self._stack = contextlib.AsyncExitStack()
+
+    def _observe(self, message: Message, now: float) -> None:
+        """Show a message to the observers; one that raises is logged and disturbs nobody."""
+        try:
+            self.registry.manager.hook.observe(message=message, now=now)
+        except Exception:
+            log.exception("observer_failed")
 
     def _check_plugins(self, config: Config) -> None:
         """Raise for a selected plugin that cannot be had, or whose options do not fit."""

@@ -22,8 +22,7 @@ from .eviction import eviction_key
 from .ledger import HitLedger
 from .pool import Pool
 from .sequence import Sequence
-
-Copies = list[tuple[int, int]]
+from .swap import Copies, HostBlocks, SharingOptions
 
 
 class SharingAllocator:
@@ -32,15 +31,17 @@ class SharingAllocator:
 
     api_level = 1
 
-    def __init__(self, lookup: Lookup, context: AllocatorContext) -> None:
+    def __init__(self, lookup: Lookup, context: AllocatorContext, options: SharingOptions | None = None) -> None:
         self.num_blocks, self.block_size = context.num_blocks, context.block_size
         self.pool = Pool(context.num_blocks)
         self.catalog = Catalog(lookup, eviction_key(context.evict), context.max_idle_s, self._reclaim)
         self.pool.catalog = self.catalog
         self.sequences: dict[str, Sequence] = {}
+        self.host = HostBlocks(options or SharingOptions(), context.num_blocks, context.block_size)
         self.hits = HitLedger()
         self.num_copied = self.num_merged = 0
         self._fresh: list[tuple[int, str, Entry]] = []  # (step in flight, rid, entry it made findable)
+        self._copies_out: Copies = []  # of preempted requests, for the next grant with rows
 
     def _reclaim(self, entry: Entry) -> None:
         self.pool.free.append(entry.block)
@@ -67,10 +68,9 @@ class SharingAllocator:
         return self.pool.users[block]
 
     def cached_prefix_tokens(self, request: RequestView) -> int:
-        if not request.read_cache:
-            return 0
         ids = request.known_ids()
-        return len(self.find(request.cache_salt, ids)) * self.block_size
+        num_found = len(self.find(request.cache_salt, ids)) if request.read_cache else 0
+        return self.host.num_held(request.rid, num_found, len(ids)) or num_found * self.block_size
 
     def find(self, salt: str, ids: tuple[int, ...]) -> list[Entry]:
         """The cached blocks a request with these ids could use: its last token is always left to compute."""
@@ -93,10 +93,15 @@ class SharingAllocator:
 
     def _grant(self, plan: StepPlan) -> StepGrant:
         """Releases, then the hits of all newcomers, then room in row order: no allocation can evict a hit."""
-        for rid in (*plan.released, *plan.preempted):
+        starts = {started.rid: started for started in plan.started}
+        for rid in plan.released:
+            self._release(rid)
+            self.host.discard(rid)
+        for rid in plan.preempted:
+            if rid in self.sequences and rid not in starts:
+                self._copies_out += self.host.put(rid, self.sequences[rid], self.pool.users)
             self._release(rid)
         self.hits.left(plan.released, plan.preempted)
-        starts = {started.rid: started for started in plan.started}
         for started in plan.started:
             self._open(started)
         copies: Copies = []
@@ -107,14 +112,20 @@ class SharingAllocator:
             if sequence is None:
                 sequence = self.sequences[row.rid] = Sequence([])
             start = starts.get(row.rid)
-            if (start is None or self._complete(sequence, start)) and self._take(sequence, row, plan.step, copies):
+            complete, num_found = start is None or self._complete(sequence, start), len(sequence.path)
+            if complete and self._take(sequence, row, plan.step, copies):
+                if start is not None:
+                    copies += self.host.take(start, num_found, sequence.table)
                 granted.append(self._row(sequence, row, plan.step))
                 if start is not None:
-                    self._admitted(sequence, start)
+                    self._admitted(sequence, start, num_found)
             else:
                 denied.append(row.rid)
                 if start is not None or not sequence.table:
                     self._close(row.rid)
+        if granted:  # others are not launched, and nothing is overwritten before the next that is
+            copies, self._copies_out = [*self._copies_out, *copies], []
+            self.host.launched(plan.step, granted)
         return StepGrant(
             plan.step,
             tuple(granted),
@@ -140,8 +151,9 @@ class SharingAllocator:
             sequence.table = tuple(entry.block for entry in sequence.path)
 
     def _complete(self, sequence: Sequence, started: Started) -> bool:
-        """Pin the rest of the hit, which earlier rows of the same step have just made findable."""
-        if sequence.forked:
+        """Pin the rest of the hit, which earlier rows of the same step have just made findable, unless it comes from
+        the host."""
+        if sequence.forked or self.host.completes(started, len(sequence.path)):
             return True
         size, missing = self.block_size, started.num_cached_tokens // self.block_size - len(sequence.path)
         for _ in range(missing):
@@ -229,11 +241,11 @@ class SharingAllocator:
         self.pool.drop(block, sequence.newest)
         self.num_merged += 1
 
-    def _admitted(self, sequence: Sequence, started: Started) -> None:
+    def _admitted(self, sequence: Sequence, started: Started, num_found: int) -> None:
         if sequence.forked:
             sequence.forked = False
             return
-        for entry in sequence.path[: started.num_cached_tokens // self.block_size]:
+        for entry in sequence.path[:num_found]:
             entry.hits += 1
         self.hits.count(started, self.block_size)
 
@@ -253,6 +265,7 @@ class SharingAllocator:
 
     def _book(self, result: StepResult) -> None:
         failed = {rid for rid, _ in result.failed}
+        self.host.book(result)
         for rid, token in zip(result.rids, result.token_ids, strict=True):
             sequence = self.sequences.get(rid)
             if sequence is not None and rid not in failed:
@@ -344,6 +357,7 @@ class SharingAllocator:
                 assert entry.alive and entry.block == sequence.table[index], f"{rid}: its path left its table"
             assert len(sequence.table) * self.block_size - sequence.computed < self.block_size or sequence.forked, rid
         self.pool.check(users)
+        self.host.check()
 
     def stats(self) -> dict[str, float]:
         """Ledger figures: blocks by state, tokens held and wasted, hits, evictions."""
@@ -362,6 +376,7 @@ class SharingAllocator:
             "expirations": catalog.num_expired,
             "copied_blocks": self.num_copied,
             "merged_blocks": self.num_merged,
+            **self.host.stats(),
             **self.hits.stats(),
         }
 

@@ -119,17 +119,17 @@ class SharingDraft:
         if sequence is not None and sequence.forked:
             return sequence.computed
         claim = self._claims[rid] = Claim((), [], ids, request.cache_salt)
-        if not request.read_cache:
-            return 0
-        for entry in self._allocator.find(claim.salt, ids):
+        found = self._allocator.find(claim.salt, ids) if request.read_cache else []
+        for entry in found:
             if not self._hold(entry.block):
                 break
             claim.pinned.append(entry.block)
             claim.path.append(entry)
-        else:
+        held = self._allocator.host.num_held(rid, len(claim.path), len(ids))  # in blocks that are yet to be taken
+        if not held and request.read_cache and len(claim.path) == len(found):
             self._follow_planned(claim)
         claim.num_matched = len(claim.path)
-        return claim.num_matched * self._size
+        return held or claim.num_matched * self._size
 
     def _follow_planned(self, claim: Claim) -> None:
         """Go on through blocks that earlier rows of this step fill."""

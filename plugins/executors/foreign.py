@@ -78,7 +78,7 @@ def load_foreign(config: Config, folder: ForeignFolder, formats: Formats, progre
         calls = _probe(network, facts)
         limits, ledger = _plan(config, network, facts, calls, formats, name)
         progress(f"{name}: {folder.format}; {formats.describe()}; {ledger.describe()}")
-        network.pool = Pool(calls, limits.num_blocks, limits.block_size, formats.kv)
+        network.pool = Pool(calls, limits.num_blocks + memory.num_host_blocks(config), limits.block_size, formats.kv)
         _try(network, limits, TOLERANCE[min(formats.compute, formats.kv, key=lambda dtype: dtype.itemsize)])
     return Loaded(name, folder.format, network, limits, folder.end_token_ids(facts), ledger)
 

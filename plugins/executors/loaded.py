@@ -20,7 +20,7 @@ class Network(Protocol):
         """One step: float32 logits ``[rows, vocab]`` of the rows that sample, None when none does."""
 
     def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
-        """Copy whole blocks ``(source, target)`` in every layer; a target is never a source of the same call."""
+        """Copy whole blocks ``(source, target)`` in every layer, in this order."""
 
 
 @dataclass(frozen=True, slots=True)

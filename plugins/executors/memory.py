@@ -77,10 +77,12 @@ class Ledger:
     kv: int
     overhead: int
     num_blocks: int
+    host_kv: int = 0
 
     def columns(self) -> dict[str, int]:
-        """The four columns by name."""
-        return {"weights": self.weights, "workspace": self.workspace, "kv": self.kv, "overhead": self.overhead}
+        """The columns by name; ``host_kv`` only if preempted requests have blocks of their own."""
+        own = {"weights": self.weights, "workspace": self.workspace, "kv": self.kv, "overhead": self.overhead}
+        return {**own, "host_kv": self.host_kv} if self.host_kv else own
 
     def describe(self) -> str:
         """One line for people."""
@@ -88,10 +90,16 @@ class Ledger:
         return f"{parts}; {self.num_blocks} KV blocks"
 
 
+def num_host_blocks(config: Config) -> int:
+    """Blocks behind the pool for preempted requests, as the allocator's options say."""
+    return int(config.allocator.options.get("host_blocks", 0))
+
+
 def plan(config: Config, weights: int, workspace: int, block_bytes: int, max_context: int, available: int) -> Ledger:
     """Decide the number of KV blocks.
 
-    ``executor.memory`` bounds weights + workspace + KV; "auto" is the smaller of 4 GiB and a quarter of ``available``.
+    ``executor.memory`` bounds weights + workspace + KV, host blocks included; "auto" is the smaller of 4 GiB and a
+    quarter of ``available``.
     ``allocator.num_blocks`` overrides the number, but not the memory there is.  No more blocks are made than
     ``scheduler.max_running`` requests of ``max_context`` tokens can fill.  Raises ConfigError with sizes.
     """
@@ -100,18 +108,20 @@ def plan(config: Config, weights: int, workspace: int, block_bytes: int, max_con
         budget, origin = min(DEFAULT_BUDGET, available // 4), "a quarter of the free memory, at most 4 GiB"
     else:
         budget, origin = parse(asked), "executor.memory"
-    fixed = weights + workspace
+    host_kv = num_host_blocks(config) * block_bytes
+    fixed = weights + workspace + host_kv
     if num_blocks := config.allocator.num_blocks:
         need, option, budget, origin = fixed + num_blocks * block_bytes, "allocator.num_blocks", available, "free"
     else:
         useful = config.scheduler.max_running * -(-max_context // block_size)
         num_blocks = min(max(0, budget - fixed) // block_bytes, useful)
         need, option = fixed + max(1, num_blocks) * block_bytes, "executor.memory"
-    ledger = Ledger(weights, workspace, num_blocks * block_bytes, OVERHEAD, num_blocks)
+    ledger = Ledger(weights, workspace, num_blocks * block_bytes, OVERHEAD, num_blocks, host_kv)
     if need > budget:
+        host = f", {num_host_blocks(config)} host blocks of {show(block_bytes)}" if host_kv else ""
         raise ConfigError(
             f"{option} = {asked if option == 'executor.memory' else num_blocks!r}: "
-            f"weights {show(weights)}, workspace {show(workspace)} and {max(1, num_blocks)} KV block(s) of "
+            f"weights {show(weights)}, workspace {show(workspace)}{host} and {max(1, num_blocks)} KV block(s) of "
             f"{show(block_bytes)} need {show(need)}; available are {show(budget)} ({origin}); change {option}"
         )
     if need > available:

@@ -49,6 +49,7 @@ def load_native(config: Config, checkpoint: Checkpoint, formats: Formats, progre
         read = load_weights(checkpoint, formats.weights, progress)
         ops = TorchOps(heads, kv, formats.compute, formats.kv)
         network = NativeNetwork(Llama(model, read, ops), ops)
+    progress(f"weights packed for {formats.compute}: {memory.show(ops.weight_bytes())}".replace("torch.", ""))
     limits = Limits(model.vocab_size, max_context, kv.num_blocks, kv.block_size)
     return Loaded(model.name, checkpoint.format, network, limits, model.end_token_ids, ledger)
 
@@ -68,4 +69,6 @@ def _plan(config: Config, model: LlamaConfig, formats: Formats, max_context: int
         max_context=max_context,
         available=memory.available_bytes(),
     )
-    return KVShape(model.num_layers, ledger.num_blocks, block_size, model.num_kv_heads, model.head_dim), ledger
+    host_blocks = memory.num_host_blocks(config)
+    shape = KVShape(model.num_layers, ledger.num_blocks, block_size, model.num_kv_heads, model.head_dim, host_blocks)
+    return shape, ledger

@@ -17,18 +17,22 @@ from ..models.rope import Rope
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The KV pool: ``num_blocks`` of ``block_size`` tokens in every layer; memory is taken once."""
+    """The KV pool: ``num_blocks`` of ``block_size`` tokens in every layer; memory is taken once.
+
+    ``num_host_blocks`` more, numbered behind them, are only ever copied to and from: preempted requests lie there.
+    """
 
     num_layers: int
     num_blocks: int
     block_size: int
     num_kv_heads: int
     head_dim: int
+    num_host_blocks: int = 0
 
     @property
-    def num_slots(self) -> int:
-        """Tokens the pool holds."""
-        return self.num_blocks * self.block_size
+    def num_all_blocks(self) -> int:
+        """Blocks of the pool and of the host."""
+        return self.num_blocks + self.num_host_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class Ops(Protocol):
         """Bring a ``batch.StepBatch`` to the device, with whatever the layers share (masks, rotations)."""
 
     def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
-        """Copy whole blocks ``(source, target)`` in every layer; a target is never a source of the same call."""
+        """Copy whole blocks ``(source, target)`` in every layer, in this order."""
 
     def weight_bytes(self) -> int:
         """Bytes kept by ``table``, ``vector`` and ``pack`` so far."""

@@ -51,7 +51,7 @@ class PlainOps:
         trace: Trace | None = None,
     ) -> None:
         self.heads, self.kv_shape, self.dtype, self.device, self.trace = heads, kv, dtype, device, trace
-        pool = (kv.num_layers, kv.num_slots, kv.num_kv_heads, kv.head_dim)
+        pool = (kv.num_layers, kv.num_all_blocks * kv.block_size, kv.num_kv_heads, kv.head_dim)
         self.keys = torch.zeros(pool, dtype=kv_dtype, device=device)
         self.values = torch.zeros(pool, dtype=kv_dtype, device=device)
         self.rotary = Rotary(heads.rope, heads.head_dim)

@@ -61,10 +61,11 @@ class TorchExecutor:
         launched = time.monotonic()
         for rid in launch.released:
             self._last_ids.pop(rid, None)
-        batch, network = build(launch, self._last_ids, self._loaded.limits), self._loaded.network
+        network = self._loaded.network
         with torch.inference_mode():
             if launch.copies:
                 network.copy_blocks(launch.copies)
+            batch = build(launch, self._last_ids, self._loaded.limits)
             logits = network.forward(batch) if batch.num_tokens else None
             drawn = SampleOutput([], []) if logits is None else sample(logits, launch.sampling)
         return self._result(launch, batch, drawn, launched)

@@ -116,7 +116,7 @@ class TorchOps:
     ) -> None:
         self.heads, self.kv_shape, self.dtype = heads, kv, dtype
         self.group = heads.num_heads // heads.num_kv_heads
-        pool = (kv.num_layers, kv.num_blocks * kv.num_kv_heads, kv.block_size * kv.head_dim)
+        pool = (kv.num_layers, kv.num_all_blocks * kv.num_kv_heads, kv.block_size * kv.head_dim)
         self.keys, self.values = _zeros(pool, kv_dtype), _zeros(pool, kv_dtype)
         self.rotary = Rotary(heads.rope, heads.head_dim)
         self._windows = sorted({heads.window(layer) for layer in range(kv.num_layers)})

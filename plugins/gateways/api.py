@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.messages import FinishReason
 from ..schema import GenerateRequest
 from ..text.events import TextEvent
 from ..wire.actions import Action
+
+if TYPE_CHECKING:
+    from .generation import Generation
+
+
+class Holder(Protocol):
+    """What a generation is attached to: a connection, or one exchange over HTTP."""
+
+    def poke(self) -> None:
+        """There may be something to send."""
+
+    def ended(self, generation: Generation) -> None:
+        """It has had its terminal."""
+
+    def forget(self, generation: Generation) -> None:
+        """It can't be resumed any more."""
 
 
 class TextApi(Protocol):

@@ -199,7 +199,7 @@ class Connection:
         except ClientError as error:
             session.refuse_resume(error, action.id)
             return
-        if old is not None:
+        if isinstance(old, Connection):
             old.release(generation)
             old.forget(generation)
             old.poke()

@@ -82,7 +82,7 @@ class Door:
     def _answer(self, connection: ServerConnection, request: Request) -> Page | Refusal | None:
         parts = urlsplit(request.path)
         path = parts.path
-        if self._loopback and not all(self._is_local(host) for host in request.headers.get_all("Host")):
+        if not all(self.is_local_enough(host) for host in request.headers.get_all("Host")):
             return Refusal(HTTPStatus.FORBIDDEN, "forbidden", "the Host header names no loopback address")
         upgrade = any("websocket" in value.lower() for value in request.headers.get_all("Upgrade"))
         page = None if upgrade and path in self._sockets else self._pages.find(path)
@@ -101,6 +101,9 @@ class Door:
         if not upgrade:
             text = f"{path} is a WebSocket" + (f" ({self._sockets[path]})" if self._sockets[path] else "")
             return Refusal(HTTPStatus.UPGRADE_REQUIRED, "invalid_request", text, {"Upgrade": "websocket"})
+        for name in parse_qs(parts.query).get("model", ()):
+            if name not in self._pages.names:
+                return Refusal(HTTPStatus.NOT_FOUND, "model_not_found", self._pages.unknown(name))
         return self._admit(connection, peer)
 
     def _peer(self, request: Request, query: str) -> Peer | Refusal:
@@ -148,7 +151,10 @@ class Door:
         for connection in [one for one in self.peers if one.state is State.CLOSED]:
             del self.peers[connection]
 
-    def _is_local(self, host: str) -> bool:
+    def is_local_enough(self, host: str) -> bool:
+        """Whether a ``Host`` header may name the server so: on loopback only by a name of this machine."""
+        if not self._loopback:
+            return True
         try:
             name = urlsplit("//" + host).hostname or ""
         except ValueError:

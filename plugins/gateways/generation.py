@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from ...core.errors import ClientError
 from ...core.messages import Finish, FinishReason, Note, Timing, Usage
@@ -11,11 +10,9 @@ from ..logs import get
 from ..text.events import Delta, Ended, TextEvent
 from ..wire.llm_v1 import Stream
 from ..wire.outbox import Source
+from .api import Holder
 from .hub import Hub
 from .keys import Peer
-
-if TYPE_CHECKING:
-    from .connection import Connection
 
 PROGRESS_S = 1.0  # least time between two frames of progress
 PROGRESS_MAX_S = 15.0  # a client hears something at least so often
@@ -27,11 +24,11 @@ class Generation:
     """Counted by the hub's admission from its creation to its end.  Implements ``wire.outbox.Flow``."""
 
     def __init__(
-        self, hub: Hub, source: Source, peer: Peer, connection: Connection, received: float, num_bytes: int
+        self, hub: Hub, source: Source, peer: Peer, connection: Holder, received: float, num_bytes: int
     ) -> None:
         """``num_bytes`` of its frame.  Raises ClientError when the peer may have no more."""
         self.source, self.num_bytes, self.rid = source, num_bytes, ""
-        self.connection: Connection | None = connection
+        self.connection: Holder | None = connection
         self._hub, self._peer, self._received = hub, peer, received
         self._cancelled = False
         self._pause_timer: asyncio.TimerHandle | None = None
@@ -93,7 +90,7 @@ class Generation:
         self._keep()
         return True
 
-    def attached(self, connection: Connection) -> None:
+    def attached(self, connection: Holder) -> None:
         """A connection has taken it over."""
         self.connection = connection
         if not self.ended:

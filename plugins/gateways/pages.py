@@ -37,7 +37,7 @@ class Pages:
     def __init__(
         self, port: KernelPort, names: tuple[str, ...], created: int, metrics: Callable[[], tuple[bytes, str]]
     ) -> None:
-        self._port, self._names, self._created, self._metrics = port, names, created, metrics
+        self._port, self.names, self._created, self._metrics = port, names, created, metrics
         self._pages = {
             "/health": Entry(self._health, False),
             "/ready": Entry(self._ready, False),
@@ -66,13 +66,17 @@ class Pages:
         return _page(_status(ready), {"status": state})._replace(headers={} if ready else {"Retry-After": "2"})
 
     def _models(self) -> Page:
-        return _page(HTTPStatus.OK, {"object": "list", "data": [self._card(name) for name in self._names]})
+        return _page(HTTPStatus.OK, {"object": "list", "data": [self._card(name) for name in self.names]})
+
+    def unknown(self, name: str) -> str:
+        """What to say about a model that is not served."""
+        return f"model {name[:80]!r} is not served here (valid: {', '.join(self.names)})"
 
     def _model(self, name: str) -> Page:
-        if name in self._names:
+        if name in self.names:
             return _page(HTTPStatus.OK, self._card(name))
-        message = f"model {name[:80]!r} is not served here (valid: {', '.join(self._names)})"
-        error = {"type": "invalid_request_error", "code": "model_not_found", "message": message, "param": "model"}
+        error = {"type": "invalid_request_error", "code": "model_not_found"}
+        error |= {"message": self.unknown(name), "param": "model"}
         return _page(HTTPStatus.NOT_FOUND, {"error": error})
 
     def _card(self, name: str) -> dict[str, Any]:

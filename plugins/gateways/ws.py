@@ -1,5 +1,5 @@
-"""The WebSocket gateway: the native protocol on ``/v1/stream``, the Responses API on ``/v1/responses``, and what plain
-GET requests get (``pages``).
+"""The WebSocket gateway: the native protocol on ``/v1/stream``, the Responses API on ``/v1/responses``, the
+Realtime API on ``/v1/realtime``, and what plain GET requests get (``pages``).
 
 The socket is bound before the model is loaded, so that an occupied port is found in a second and not in a minute.
 While the kernel drains the gateway keeps listening: health and readiness are answered, new streams are refused with
@@ -29,6 +29,7 @@ from ..metrics import Metrics
 from ..settings import Config
 from ..wire import llm_v1
 from ..wire.llm_v1_frames import PROTOCOL
+from ..wire.realtime import RealtimeSession
 from ..wire.responses import ResponsesSession
 from .api import ServerSession, TextApi
 from .connection import CLOSE_TIMEOUT_S, Connection
@@ -39,7 +40,8 @@ from .pages import Pages
 
 STREAM_PATH = "/v1/stream"
 #: WebSocket paths and the subprotocol that each selects if it is offered.
-SOCKETS = {STREAM_PATH: PROTOCOL, "/v1/responses": "", "/responses": ""}
+REALTIME_PATH = "/v1/realtime"
+SOCKETS = {STREAM_PATH: PROTOCOL, "/v1/responses": "", "/responses": "", REALTIME_PATH: "realtime"}
 PING_INTERVAL_S = 20.0  # below the 60 s after which proxies drop a silent connection
 PING_TIMEOUT_S = 90.0  # a client that pauses does not answer pings either, and must survive a pause
 BACKLOG = 1024  # connections the system may hold for us, also while the model is loading
@@ -134,6 +136,7 @@ class WebSocketGateway:
             process_request=door,
             origins=door.origins,
             select_subprotocol=door.select_subprotocol,
+            create_connection=self._connection_class(hub, door, pages),
             compression=None,  # costs 90 KiB and half as much CPU again per connection for frames of 60 bytes
             max_size=server.max_message_bytes,
             ping_interval=PING_INTERVAL_S,
@@ -144,6 +147,10 @@ class WebSocketGateway:
         shown = f"[{address}]" if ":" in address else address
         facts = {"max_message_bytes": server.max_message_bytes, "keys": self._keys.required}
         _log.info("listening", url=f"ws://{shown}:{self.port}{STREAM_PATH}", **facts)
+
+    def _connection_class(self, hub: Hub, door: Door, pages: Pages) -> type[ServerConnection]:
+        """What a TCP connection becomes."""
+        return ServerConnection
 
     async def run(self, port: KernelPort) -> None:
         """Serve until cancelled, then ``drain``."""
@@ -194,7 +201,12 @@ class WebSocketGateway:
         assert ws.request is not None
         server, info = self._config.server, hub.port.info
         aliases = names_of(info.model, server.model_aliases)[1:]
-        if urlsplit(ws.request.path).path != STREAM_PATH:
+        path = urlsplit(ws.request.path).path
+        if path == REALTIME_PATH:
+            return RealtimeSession(
+                model=info.model, max_context=info.max_context, clock=hub.port.now, names=server.model_aliases
+            )
+        if path != STREAM_PATH:
             return ResponsesSession(
                 model=info.model,
                 max_context=info.max_context,

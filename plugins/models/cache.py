@@ -8,29 +8,24 @@ that does not hold exactly the expected tensors, is made again.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from ..folders import cache_folder
 from .checkpoint import Checkpoint
+from .mapped import MappedTensors, checksum, write_tensors
 
 #: From canonical tensor name to its values.
 Read = Callable[[str], torch.Tensor]
-#: Raise it whenever the same source file would convert to other numbers or names.
-CONVERTER_VERSION = 1
-
-
-def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/mainspring`` or ``~/.cache/mainspring``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mainspring"
+Progress = Callable[[str], None]
+#: Raise it whenever the same source file would convert to other numbers or names, or be laid out otherwise.
+CONVERTER_VERSION = 2
+MIB = 2**20
 
 
 def cache_path(checkpoint: Checkpoint, dtype: torch.dtype, folder: Path | None = None) -> Path:
@@ -44,73 +39,90 @@ def cache_path(checkpoint: Checkpoint, dtype: torch.dtype, folder: Path | None =
     return (folder or cache_folder()) / "weights" / f"{checkpoint.files[0].stem}-{name}-{key}.safetensors"
 
 
-def load_weights(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    progress: Callable[[str], None],
-    folder: Path | None = None,
-) -> Read:
+def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress, folder: Path | None = None) -> Read:
     """A function from canonical tensor name to its values in ``dtype``.
 
     Files that are cheap to read are read directly.  The result may be a read-only view of a mapped file: whoever
-    keeps a tensor packs or copies it.  A cache that cannot be written is not an error: the weights are then
-    converted at every start.
+    keeps a tensor packs or copies it, and may read its pages again.  A cache that cannot be written is not an error:
+    the weights are then converted at every start.
     """
+    types = ", ".join(f"{count} {kind}" for kind, count in sorted(checkpoint.types.items()))
+    shapes, to = checkpoint.config.tensor_shapes(), str(dtype).removeprefix("torch.")
+    stored = sum(file.stat().st_size for file in checkpoint.files) / MIB
+    made = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize / MIB
+    progress(f"weights: {len(checkpoint.names)} tensors ({types}), {stored:.0f} MiB in {len(checkpoint.files)} file(s)")
     if not checkpoint.needs_conversion:
+        progress(f"weights read from the mapped files and cast to {to}, {made:.0f} MiB")
         return lambda name: checkpoint.read(name).to(dtype)
     path = cache_path(checkpoint, dtype, folder)
-    shapes = checkpoint.config.tensor_shapes()
-    if (mapped := _open(path, shapes)) is not None:
-        progress(f"weights mapped from {path}")
-        return mapped
-    progress(f"converting {checkpoint.format} weights to {str(dtype).removeprefix('torch.')}, once")
-    tensors = {name: checkpoint.read(name).to(dtype).contiguous() for name in shapes}
-    try:
-        _write(path, tensors)
-    except OSError as error:
-        progress(f"the converted weights could not be kept in {path.parent}: {error}")
-        return tensors.__getitem__
-    del tensors
     mapped = _open(path, shapes)
     if mapped is None:
-        raise OSError(f"{path}: was written and cannot be read back; is the disk failing?")
-    return mapped
+        progress(f"converting {checkpoint.format} weights to {to}, once")
+        try:
+            _convert(checkpoint, shapes, dtype, path, progress)
+        except OSError as error:
+            progress(f"the converted weights could not be kept in {path.parent}: {error}")
+            return lambda name: checkpoint.read(name).to(dtype)
+        mapped = _open(path, shapes)
+        if mapped is None:
+            raise OSError(f"{path}: was written and cannot be read back; is the disk failing?")
+        progress(f"converted weights, {made:.0f} MiB, kept in {path}")
+    else:
+        progress(f"weights mapped from {path}, {made:.0f} MiB")
+    return _giving_back(mapped)
 
 
-def _open(path: Path, shapes: dict[str, tuple[int, ...]]) -> Read | None:
+def _giving_back(mapped: MappedTensors) -> Read:
+    """Reads that give back what earlier ones touched."""
+
+    def read(name: str) -> torch.Tensor:
+        mapped.give_back()
+        return mapped.read(name)
+
+    return read
+
+
+def _open(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> MappedTensors | None:
     """Map a cache file; None when it is absent, cut off, or holds anything but the expected tensors."""
     if not path.exists():
         return None
     try:
-        handle: Any = safe_open(path, framework="pt")
-        metadata = handle.metadata() or {}
-        found = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
-        if found != shapes or metadata.get("fingerprint") != _fingerprint(handle.get_tensor, shapes):
+        mapped = MappedTensors(path)
+        if mapped.shapes != dict(shapes):
             return None
-    except (SafetensorError, OSError, ValueError):
+        digest = hashlib.blake2b(digest_size=16)
+        for name in shapes:
+            digest.update(checksum(name, mapped.read(name)))
+            mapped.give_back()
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    read: Read = handle.get_tensor
-    return read
+    return mapped if mapped.metadata.get("fingerprint") == digest.hexdigest() else None
 
 
-def _fingerprint(read: Read, shapes: dict[str, tuple[int, ...]]) -> str:
-    """A digest of every tensor's bytes: finds a flipped bit in about 0.1 s per GiB read."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(shapes):
-        raw = read(name).contiguous().view(torch.uint8).flatten().numpy()
-        cut = raw.size // 8 * 8
-        total = int(np.add.reduce(raw[:cut].view(np.uint64)))
-        digest.update(f"{name}:{total}:".encode() + raw[cut:].tobytes())
-    return digest.hexdigest()
-
-
-def _write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def _convert(
+    checkpoint: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    path: Path,
+    progress: Progress,
+) -> None:
+    """Write the cache file, one tensor in memory at a time.  Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    digest, done = hashlib.blake2b(digest_size=16), 0
+
+    def read(name: str) -> torch.Tensor:
+        nonlocal done
+        tensor = checkpoint.read(name).to(dtype).contiguous()
+        digest.update(checksum(name, tensor))
+        done += 1
+        if done * 4 // len(shapes) != (done - 1) * 4 // len(shapes) and done < len(shapes):
+            progress(f"converted {done} of {len(shapes)} tensors")
+        return tensor
+
     made, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem + "-", suffix=".part")
-    os.close(made)
     try:
-        fingerprint = _fingerprint(tensors.__getitem__, {name: tuple(t.shape) for name, t in tensors.items()})
-        save_file(tensors, temporary, metadata={"fingerprint": fingerprint})
+        with os.fdopen(made, "wb") as file:
+            write_tensors(file, shapes, dtype, read, digest.hexdigest)
         Path(temporary).replace(path)
     finally:
         Path(temporary).unlink(missing_ok=True)

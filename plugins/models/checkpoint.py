@@ -39,6 +39,10 @@ class Checkpoint(Protocol):
         """What the weights are stored as, for people and for the name of the cache."""
 
     @property
+    def types(self) -> Mapping[str, int]:
+        """How many tensors there are of each stored type."""
+
+    @property
     def needs_conversion(self) -> bool:
         """Whether reading is expensive enough to keep the result."""
 

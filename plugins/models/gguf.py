@@ -7,6 +7,7 @@ head interleaved; ``read`` puts them back, so that what leaves here is laid out 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import gguf
@@ -92,6 +93,10 @@ class GgufCheckpoint:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self._tensors)
+
+    @property
+    def types(self) -> Counter[str]:
+        return Counter(tensor.type.name for tensor in self._tensors.values())
 
     @property
     def needs_conversion(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ class FolderFiles:
         self._where: dict[str, Any] = {}
         #: Tensor name -> shape.
         self.shapes: dict[str, tuple[int, ...]] = {}
+        #: How many tensors there are of each stored type.
+        self.types: Counter[str] = Counter()
         for file in self.files:
             handle = _open(file)
             for name in handle.keys():  # noqa: SIM118 -- the handle is not a mapping
@@ -43,6 +46,7 @@ class FolderFiles:
                     raise ConfigError(
                         f"{file}: tensor {name!r} has type {part.get_dtype()}, supported are {', '.join(FLOATS)}"
                     )
+                self.types[part.get_dtype()] += 1
                 self.shapes[name], self._where[name] = tuple(part.get_shape()), handle
         if absent := sorted(set(promised) - set(self.shapes)):
             raise ConfigError(f"{path / INDEX}: names tensors that no shard holds: {', '.join(absent[:5])}")

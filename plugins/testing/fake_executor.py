@@ -45,7 +45,7 @@ class FakeExecutor:
     ``on_step(launch)`` runs inside ``execute``, on the executor's thread: sleep, raise or hang there.  ``step_s`` may
     be changed at any time: seconds that a step takes on that thread.  With ``logits`` the sampler's array half draws
     from float32 rows ``[num_sampling_rows, vocab]`` made by ``tensor`` (numpy unless given; ``torch.from_numpy`` for
-    samplers that need torch).
+    samplers that need torch).  ``num_host_blocks`` blocks behind the pool hold what preempted requests had computed.
     """
 
     def __init__(
@@ -62,13 +62,14 @@ class FakeExecutor:
         step_s: float = 0.0,
         logits: Logits | None = None,
         tensor: Callable[[np.ndarray], Any] = np.asarray,
+        num_host_blocks: int = 0,
     ) -> None:
         self.info = ExecutorInfo("fake", vocab_size, max_context, end_token_ids, num_blocks)
         self.launches: list[StepLaunch] = []
         self._block_size, self._script, self._on_step, self._now = block_size, script, on_step, now
         self._first_id, self._logits, self._tensor = first_id, logits, tensor
         self.step_s = step_s
-        self._kv = np.full(num_blocks * block_size, POISON, np.int64)
+        self._kv = np.full((num_blocks + num_host_blocks) * block_size, POISON, np.int64)
         self._last: dict[str, int] = {}
 
     def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
@@ -122,6 +123,7 @@ class FakeExecutor:
         length = row.start + row.count
         slots = (np.asarray(row.block_table)[:, None] * self._block_size + np.arange(self._block_size)).ravel()[:length]
         context = self._kv[slots]
+        assert max(row.block_table) < self.info.num_blocks, f"{row.rid} computes in host blocks"
         assert (context != POISON).all(), f"{row.rid} reads a slot that was never written"
         if self._script is not None:
             return self._script(row.rid, length, _checksum(context))

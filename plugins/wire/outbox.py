@@ -50,6 +50,7 @@ class Source:
         "_with_ids",
         "blocked_s",
         "coalesce_s",
+        "failure",
         "finish",
         "flow",
         "id",
@@ -72,6 +73,7 @@ class Source:
         self.outbox, self.id, self.request, self.coalesce_s = outbox, name, request, coalesce_s
         self.flow: Flow | None = None
         self.finish: Finish | None = None  # set by the terminal event
+        self.failure: ClientError | None = None  # where an answer has no frame for it: it was refused or has failed
         self.queued = False  # it stands in its outbox
         self.seq = 0  # of the next frame to be taken
         self.waiting_bytes = 0

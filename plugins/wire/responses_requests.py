@@ -173,10 +173,11 @@ def _input(value: Any) -> tuple[Message, ...]:
         return ({"role": "user", "content": value},)
     if not isinstance(value, list):
         raise ClientError("invalid_request", "input must be a string or a list of items", "input")
-    return tuple(_item(item, f"input[{index}]") for index, item in enumerate(value))
+    return tuple(message_of(item, f"input[{index}]") for index, item in enumerate(value))
 
 
-def _item(item: Any, where: str) -> Message:
+def message_of(item: Any, where: str) -> Message:
+    """Role and text of a message item; ``where`` names it in errors.  Raises ClientError."""
     if not isinstance(item, dict):
         raise ClientError("invalid_request", f"{where} must be an object", where)
     kind = item.get("type", "message")

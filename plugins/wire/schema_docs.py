@@ -178,7 +178,83 @@ def responses() -> dict[str, Any]:
     }
 
 
-FILES = {"llm.v1.schema.json": llm_v1, "responses.schema.json": responses}
+def realtime() -> dict[str, Any]:
+    """The server's events of the Realtime API, text only."""
+    place = {"response_id": STRING, "item_id": STRING, "output_index": INTEGER, "content_index": INTEGER}
+    text = record({"type": {"enum": ["input_text", "output_text"]}, "text": STRING})
+    item = record(
+        {
+            "id": STRING,
+            "object": {"const": "realtime.item"},
+            "type": {"const": "message"},
+            "status": {"enum": ["in_progress", "completed", "incomplete"]},
+            "role": {"enum": ["user", "assistant", "system"]},
+            "content": array(text),
+        }
+    )
+    response = record(
+        {
+            "id": STRING,
+            "object": {"const": "realtime.response"},
+            "status": {"enum": ["in_progress", "completed", "incomplete", "cancelled", "failed"]},
+            "status_details": nullable({"type": "object", "additionalProperties": {}}),
+            "output": array({"$ref": "#/$defs/item"}),
+            "usage": nullable(record({"input_tokens": INTEGER, "output_tokens": INTEGER, "total_tokens": INTEGER})),
+            "metadata": nullable({"type": "object", "additionalProperties": {}}),
+            "conversation_id": nullable(STRING),
+            "output_modalities": array(STRING),
+        }
+    )
+    session = record(
+        {
+            "id": STRING,
+            "object": {"const": "realtime.session"},
+            "type": {"const": "realtime"},
+            "model": STRING,
+            "output_modalities": array(STRING),
+            "instructions": STRING,
+            "max_output_tokens": {"anyOf": [INTEGER, {"const": "inf"}]},
+            "tools": array({}),
+            "tool_choice": STRING,
+        }
+    )
+    whole = {"response": {"$ref": "#/$defs/response"}}
+    in_list = {"previous_item_id": nullable(STRING), "item": {"$ref": "#/$defs/item"}}
+    in_response = {"response_id": STRING, "output_index": INTEGER, "item": {"$ref": "#/$defs/item"}}
+    part = {"part": record({"type": {"const": "text"}, "text": STRING})}
+    fault = {"type": STRING, "code": STRING, "message": STRING, "param": nullable(STRING), "event_id": nullable(STRING)}
+    bodies: dict[str, dict[str, Any]] = {
+        "session.created": {"session": {"$ref": "#/$defs/session"}},
+        "session.updated": {"session": {"$ref": "#/$defs/session"}},
+        "conversation.item.added": in_list,
+        "conversation.item.done": in_list,
+        "conversation.item.deleted": {"item_id": STRING},
+        "conversation.item.retrieved": {"item": {"$ref": "#/$defs/item"}},
+        "response.created": whole,
+        "response.output_item.added": in_response,
+        "response.content_part.added": {**place, **part},
+        "response.output_text.delta": {**place, "delta": STRING},
+        "response.output_text.done": {**place, "text": STRING},
+        "response.content_part.done": {**place, **part},
+        "response.output_item.done": in_response,
+        "response.done": whole,
+        "error": {"error": record(fault)},
+    }
+    events = {kind: record({"type": {"const": kind}, "event_id": STRING, **body}) for kind, body in bodies.items()}
+    return {
+        "$schema": DIALECT,
+        "title": "Realtime API, text only, server events",
+        "$defs": {
+            "server": {"anyOf": [{"$ref": f"#/$defs/{kind}"} for kind in events]},
+            "item": item,
+            "response": response,
+            "session": session,
+            **events,
+        },
+    }
+
+
+FILES = {"llm.v1.schema.json": llm_v1, "responses.schema.json": responses, "realtime.schema.json": realtime}
 
 
 def write(folder: Path) -> None:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
+import structlog
 
 from ...core import messages as m
 from ...core.clock import Clock
@@ -38,6 +39,7 @@ from .planner import Planner
 from .record import Request
 from .step_time import StepTime
 
+log = structlog.get_logger("mainspring.scheduler")
 EventKind = Literal["arrived", "started", "scheduled", "preempted", "tokens", "finished"]
 
 
@@ -263,9 +265,16 @@ class SchedulerHost:
                 self._end(request, m.FinishReason.DEADLINE, now)
 
     def abort_all(self, failure: m.Failure, now: float) -> m.Emit:
-        """End everything with ``failure``: the executor is gone and so is the KV.  The host is dropped afterwards."""
+        """End everything with ``failure``: the executor is gone and so is the KV.  The host is dropped afterwards, and
+        its state may be what failed: whatever happens, each request gets its one terminal."""
         for request in list(self.records.values()):
-            self._end(request, m.FinishReason.ERROR, now, failure=failure)
+            try:
+                self._end(request, m.FinishReason.ERROR, now, failure=failure)
+            except Exception:
+                log.exception("end_failed", rid=request.rid)
+                if request.rid not in {row.rid for row in self._emit}:
+                    finish = m.Finish(m.FinishReason.ERROR, request.usage(), request.timing(now), failure=failure)
+                    self._emit.append(m.EmitRow(request.rid, (), finish))
         rows, self._emit = tuple(self._emit), []
         return m.Emit(-1, rows)
 

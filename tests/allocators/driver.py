@@ -58,7 +58,8 @@ class Driver:
         self.allocator, self.depth, self._checks = allocator, depth, checks
         self.size: int = allocator.block_size
         self.jobs: dict[str, Job] = {}
-        self.memory = [EMPTY] * (allocator.num_blocks * self.size)
+        num_host_blocks = int(allocator.stats().get("host_blocks", 0))
+        self.memory = [EMPTY] * ((allocator.num_blocks + num_host_blocks) * self.size)
         self.in_flight: list[tuple[StepGrant, dict[str, int]]] = []
         self.released: list[str] = []
         self.preempted: list[str] = []
@@ -180,6 +181,7 @@ class Driver:
             known = [*job.ids, *([self._last[row.rid]] if stop > len(job.ids) else [])]
             assert context == known[:stop], f"{row.rid} reads a context that is not its own"
             assert len(set(row.block_table)) == len(row.block_table)
+            assert max(row.block_table) < self.allocator.num_blocks, "a row computes in host blocks"
             self.tables[row.rid] = row.block_table
             if row.samples:
                 self._next_token += 1
@@ -234,6 +236,7 @@ class Driver:
             self.book()
         self._send([], [])
         assert self.allocator.free_blocks == self.allocator.num_blocks, self.allocator.stats()
+        assert not self.allocator.stats().get("swapped_blocks"), self.allocator.stats()
 
     def wait(self, seconds: float) -> None:
         self.now += seconds

@@ -22,8 +22,9 @@ ALLOCATORS = ("paged", "prefix", "radix", "contiguous", "none")
 CONTEXT = 200
 
 
-def traffic(allocator: str, seed: int) -> tuple[Lab, dict[str, Submit]]:
-    """A lab with 25 random requests of three families, some cancelled, some paused for a while."""
+def traffic(allocator: str, seed: int, **options: Any) -> tuple[Lab, dict[str, Submit]]:
+    """A lab with 25 random requests of three families, some cancelled, some paused for a while; ``options`` are the
+    allocator's."""
     rng = Random(seed)
     block_size, num_blocks = rng.choice((1, 4, 16)), rng.choice((6, 10, 20, 60))
     settings = Config(
@@ -39,9 +40,10 @@ def traffic(allocator: str, seed: int) -> tuple[Lab, dict[str, Submit]]:
             block_size=block_size,
             evict=rng.choice(sorted(KEYS)),
             max_idle_s=rng.choice((0.0, 0.0, 5.0)),
+            options=options,
         ),
     )
-    it = lab(settings, num_blocks, max_context=CONTEXT)
+    it = lab(settings, num_blocks, max_context=CONTEXT, num_host_blocks=options.get("host_blocks", 0))
     bases = [tuple(rng.randrange(2, 1000) for _ in range(100)) for _ in range(3)]
     submits = {}
     for number in range(25):

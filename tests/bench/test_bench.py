@@ -76,7 +76,7 @@ def test_figures_by_hand() -> None:
     one.delta(10.9, 4)
     one.ended = 10.9
     assert [one.latency(name) for name in ("ttft", "tpot", "e2e")] == pytest.approx([0.5, 0.1, 0.9])
-    assert one.gaps == [(pytest.approx(0.4), 4)]
+    assert one.gaps[0] == pytest.approx((0.4, 4))
     report = summary(
         [one, seen(0, 0.1, 0.1, 1), seen(0, 0.1, 9, 5, kind=SLOW), Seen(0, PLAIN, error="queue_full")],
         2.0,

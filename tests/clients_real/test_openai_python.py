@@ -88,3 +88,35 @@ async def test_a_drain_is_no_clean_end_for_the_sdk() -> None:
                 await reading
             assert seen[-1] == "response.incomplete"
         await client.close()
+
+
+async def test_realtime_text() -> None:
+    """Session, item, response, cancel, and a cancel of nothing."""
+    async with serve(token_s=0.002) as served:
+        client = openai.AsyncOpenAI(api_key="sk-any", base_url=f"http://127.0.0.1:{served.gateway.port}/v1")
+        async with client.realtime.connect(model="tiny") as connection:
+            await connection.session.update(
+                session={"type": "realtime", "output_modalities": ["text"], "instructions": "be brief"}
+            )
+            content = [{"type": "input_text", "text": "hi"}]
+            await connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})
+            await connection.response.create(response={"max_output_tokens": 5})
+            events: list[Any] = []
+
+            async def until(kind: str) -> Any:
+                async for event in connection:
+                    events.append(event)
+                    if event.type == kind:
+                        return event
+                raise AssertionError(kind)
+
+            done = await until("response.done")
+            assert text_of(events) == "".join(PIECES)
+            assert (done.response.status, done.response.usage.output_tokens) == ("incomplete", 5)
+            await connection.response.create()
+            await until("response.output_text.delta")
+            await connection.response.cancel()
+            assert (await until("response.done")).response.status == "cancelled"
+            await connection.response.cancel()
+            assert (await until("error")).error.code == "response_cancel_not_active"
+        await client.close()

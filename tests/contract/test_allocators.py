@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import settings
@@ -39,9 +39,9 @@ def registered() -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def make(name: str, context: AllocatorContext) -> Allocator:
+def make(name: str, context: AllocatorContext, **fields: Any) -> Allocator:
     factory, options = registered()[name]
-    made: Allocator = factory(options() if options else None, context)
+    made: Allocator = factory(options(**fields) if options else None, context)
     return made
 
 
@@ -217,6 +217,18 @@ def test_random_operations(name: str) -> None:
         random_operations(make(name, contexts(seed)), seed, 500)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CACHING)
+def test_random_operations_with_swapping(name: str) -> None:
+    """Host blocks are never lost, never owned twice, and what comes back from them is what went there."""
+    num_in = 0.0
+    for seed in range(20):
+        allocator = make(name, contexts(seed), preempt="swap", host_blocks=1 + seed % 8)
+        random_operations(allocator, seed, 500)
+        num_in += allocator.stats()["swap_ins"]
+    assert num_in > 20
+
+
 @pytest.mark.soak
 def test_a_hundred_thousand_random_operations(name: str) -> None:
     for seed in range(1000, 1200):
@@ -249,6 +261,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     """Hypothesis plays the engine's part; subclasses say which allocator."""
 
     name = "paged"
+    options: ClassVar[dict[str, Any]] = {}
 
     @initialize(
         num_blocks=st.integers(1, 12),
@@ -259,12 +272,12 @@ class AllocatorMachine(RuleBasedStateMachine):
     def begin(self, num_blocks: int, block_size: int, depth: int, evict: str) -> None:
         if num_blocks * block_size < 2:
             num_blocks = 2
-        self.driver = Driver(make(self.name, make_context(num_blocks, block_size, evict)), depth)
+        self.driver = Driver(make(self.name, make_context(num_blocks, block_size, evict), **self.options), depth)
         self.counter = 0
 
     @property
     def num_slots(self) -> int:
-        return len(self.driver.memory)
+        return self.driver.size * int(self.driver.allocator.num_blocks)
 
     def job(self, data: st.DataObject, rids: list[str]) -> str:
         return data.draw(st.sampled_from(rids))
@@ -325,8 +338,9 @@ class AllocatorMachine(RuleBasedStateMachine):
             self.driver.drain()
 
 
-def machine(allocator: str) -> Any:
-    kind: Any = type(f"{allocator.title()}Machine", (AllocatorMachine,), {"name": allocator})
+def machine(allocator: str, **options: Any) -> Any:
+    title = allocator.title() + "Swap" * bool(options)
+    kind: Any = type(f"{title}Machine", (AllocatorMachine,), {"name": allocator, "options": options})
     case = kind.TestCase
     case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
     return pytest.mark.slow(case)
@@ -335,6 +349,7 @@ def machine(allocator: str) -> Any:
 TestPaged, TestContiguous, TestNone, TestPrefix, TestRadix = (
     machine(allocator) for allocator in ("paged", "contiguous", "none", "prefix", "radix")
 )
+TestPrefixSwap, TestRadixSwap = (machine(allocator, preempt="swap", host_blocks=4) for allocator in CACHING)
 
 
 def test_every_allocator_has_its_machine() -> None:

@@ -11,7 +11,9 @@ import pytest
 
 import mainspring
 from mainspring.core.errors import ClientError, ConfigError
+from mainspring.core.hookspecs import hookimpl
 from mainspring.core.messages import FinishReason
+from mainspring.core.registry import Registry
 from mainspring.plugins.config_file import load
 from mainspring.plugins.engine import Accepted, Delta, Ended, Engine, SyncEngine
 from mainspring.plugins.testing.fake_executor import FakeExecutor, expected_ids
@@ -158,3 +160,21 @@ async def test_an_error_inside_the_block_comes_out_as_it_is() -> None:
     with pytest.raises(KeyError):
         async with engine():
             raise KeyError("mine")
+
+
+async def test_an_observer_that_raises_disturbs_nobody() -> None:
+    """F-08."""
+    seen: list[str] = []
+
+    class Sinks:
+        @hookimpl
+        def observe(self, message: Any, now: float) -> None:
+            seen.append(type(message).__name__)
+            raise ValueError("full")
+
+    registry = Registry()
+    registry.add(Sinks(), "test")
+    async with Engine(load(None, QUIET).config, make_executor=make(), registry=registry) as it:
+        result = await it.generate({"token_ids": [5, 6, 7], "max_tokens": 2, "ignore_eos": True})
+    assert result.error is None
+    assert "StepPlan" in seen

@@ -22,8 +22,9 @@ from mainspring.plugins.settings import Config, ModelConfig
 def load(folder: Path, **options: Any) -> list[str]:
     """What the load said."""
     said: list[str] = []
+    formats: dict[str, Any] = {"dtype": "fp32", "kv_dtype": "fp32", "weights": "fp32"}
     config = Config(
-        executor=ExecutorConfig(**({"threads": 1, "dtype": "fp32", "kv_dtype": "fp32", "weights": "fp32"} | options)),
+        executor=ExecutorConfig(threads=1, **(formats | options)),
         allocator=AllocatorConfig(num_blocks=16),
         model=ModelConfig(path=str(folder)),
     )

@@ -227,11 +227,13 @@ def client_frame(payload: bytes, opcode: int = 1) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def serve(*, token_s: float = 0.001, **server: Any) -> AsyncIterator[Served]:
+async def serve(
+    *, token_s: float = 0.001, kind: type[WebSocketGateway] = WebSocketGateway, **server: Any
+) -> AsyncIterator[Served]:
     """A gateway on a free port, drained at the end; it must leave nothing running.  ``server``: its configuration."""
     config = Config(server=ServerConfig(port=0, **server))
     text, port = FakeText(token_s), FakePort()
-    gateway = WebSocketGateway(None, config, text)
+    gateway = kind(None, config, text)
     gateway.bind()
     await gateway.start(port)
     task = asyncio.create_task(gateway.run(port))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from mainspring.core.clock import MonotonicClock
+from mainspring.core.config import ExecutorConfig
 from mainspring.core.edge import Edge
 from mainspring.core.kernel import Kernel
 from mainspring.core.messages import StepLaunch
@@ -35,11 +37,12 @@ ANSWER = "The quick brown fox 👩‍👩‍👧🙂漢字é jumps. ".encode()
 class Engine:
     """A kernel that answers every prompt with ``ANSWER``, byte by byte, over and over; ``broken`` makes a step fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, stall_s: float = 120.0) -> None:
         clock = MonotonicClock()
-        config = Config(server=ServerConfig(port=0), paranoid=True)
+        config = Config(server=ServerConfig(port=0), executor=ExecutorConfig(stall_s=stall_s), paranoid=True)
         model = TextModel(byte_level(), FACTS)
-        self.broken = False
+        self.broken = self.hang = False
+        self.hanging = threading.Event()
         self.text = TextEdge(config, model)
         self.gateway = WebSocketGateway(None, config, self.text)
         edges: list[Edge] = [self.text, self.gateway]
@@ -65,6 +68,9 @@ class Engine:
         return self._ids[ANSWER[(position - start) % len(ANSWER)]]
 
     def _step(self, launch: StepLaunch) -> None:
+        if self.hang:
+            self.hang = False
+            self.hanging.wait(20)
         if self.broken:
             self.broken = False
             raise RuntimeError("the device fell off the bus")
@@ -83,8 +89,8 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def engine() -> AsyncIterator[Engine]:
-    made = Engine()
+async def engine(stall_s: float = 120.0) -> AsyncIterator[Engine]:
+    made = Engine(stall_s)
     made.gateway.bind()
     async with made.kernel.running():
         yield made
@@ -226,3 +232,28 @@ async def test_a_client_that_stops_reading_pauses_in_the_scheduler_and_others_go
         while frame["type"] == "delta":
             frame = await receive(slow)
         assert frame["usage"]["output"] > 3000
+
+
+@pytest.mark.slow
+async def test_e1_an_executor_that_hangs_costs_one_typed_terminal_each_and_no_connection() -> None:
+    """E1, E-16: noticed after ``executor.stall_s``; a new executor takes over behind the open connections."""
+    async with engine(stall_s=0.2) as made, made.client() as ws:
+        ids = [f"s{number}" for number in range(3)]
+        for stream_id in ids:
+            await generate(ws, stream_id, max_tokens=4000, ignore_eos=True)
+        while (await receive(ws))["type"] != "delta":
+            pass
+        made.hang = True
+        ended: dict[str, str] = {}
+        while len(ended) < 3:
+            frame = await receive(ws)
+            if frame["type"] in ("done", "error"):
+                assert frame["id"] not in ended
+                ended[frame["id"]] = frame["code"]
+        assert ended == dict.fromkeys(ids, "server_error")
+        async with asyncio.timeout(10):
+            while not made.kernel.ready:
+                await asyncio.sleep(0.001)
+        await generate(ws, "again", max_tokens=3)
+        assert text_of((await collect(ws, "again"))["again"]) == "The"
+        made.hanging.set()

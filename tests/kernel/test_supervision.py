@@ -189,18 +189,22 @@ async def test_too_many_failures_end_the_process() -> None:
     assert len(sink.ends) == 2
 
 
-async def test_a_pure_actor_that_raises_is_treated_like_the_executor() -> None:
-    sink = Sink()
-    async with kernel(lambda: FakeExecutor(64, 4), sink) as it:
-        assert it.actors is not None
-        it.actors.allocator.tables = None  # type: ignore[attr-defined]
+@pytest.mark.parametrize(("actor", "part"), [("allocator", "tables"), ("host", "planner"), ("host", "running")])
+async def test_a_pure_actor_that_raises_is_treated_like_the_executor(actor: str, part: str) -> None:
+    """Whatever its state has become, every accepted request gets its one terminal."""
+    sink, gate = Sink(), threading.Event()
+    async with kernel(failing({1}, lambda: gate.wait(5)), sink) as it:
         it.post(submit("A", 4))
+        setattr(getattr(it.actors, actor), part, None)
+        it.post(submit("more", 4))
+        gate.set()
         await sink.until(1)
         assert sink.ends["A"].failure.code == "server_error"  # type: ignore[union-attr]
         while not it.ready:
             await anyio.sleep(0.002)
         it.post(submit("B", 4, 2))
-        await sink.until(2)
+        while "B" not in sink.ends:
+            await anyio.sleep(0.002)
         assert sink.ends["B"].reason is FinishReason.LENGTH
 
 

@@ -80,7 +80,8 @@ def write_gguf() -> Write:
         writer.add_token_list(["a", "b"])
         for key, value in (fields or {}).items():
             writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
-        names, kept = gguf_names(config), {}
+        names = gguf_names(config)
+        kept: dict[str, torch.Tensor] = {}
         for name, weight in random_weights(config, seed=5).items():
             if names[name] in drop:
                 continue

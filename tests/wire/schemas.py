@@ -67,16 +67,20 @@ class Schema:
             if name not in known and others is False:
                 return f"{where}.{name} is not mentioned"
             rule = known.get(name, others)
-            if isinstance(rule, dict) and (fault := self._fault(inner, rule, f"{where}.{name}")):
+            if isinstance(rule, dict) and rule and (fault := self._fault(inner, rule, f"{where}.{name}")):
                 return fault
         return ""
 
 
 NATIVE = Schema("llm.v1.schema.json")
 RESPONSES = Schema("responses.schema.json")
+REALTIME = Schema("realtime.schema.json")
 
 
 def check_server_frame(frame: dict[str, Any]) -> None:
     """Whichever protocol it belongs to."""
-    schema = RESPONSES if frame["type"].startswith("response.") or "error" in frame else NATIVE
-    schema.check(frame)
+    if "event_id" in frame and frame["type"] != "pong":
+        REALTIME.check(frame)
+    else:
+        schema = RESPONSES if frame["type"].startswith("response.") or "error" in frame else NATIVE
+        schema.check(frame)

@@ -1,0 +1,268 @@
+"""The POST surfaces as an ASGI application: one exchange per request over the same engine as every WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from ...core.errors import ClientError
+from ..wire.actions import Generate
+from ..wire.openai_chat import CHAT, TEXT, CompletionStream, parse_body
+from ..wire.outbox import Outbox, Source
+from ..wire.responses import ResponsesSession
+from ..wire.responses_events import error_object
+from .generation import Generation
+from .hub import Hub
+from .keys import Peer
+from .pages import Pages
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+MAX_SHOWN = 80
+REFUSED = b'{"type":"error"'  # how the one event of a refused response begins
+JSON, EVENTS = b"application/json", b"text/event-stream; charset=utf-8"
+
+
+class Tokens(Protocol):
+    """The part of the text model that ``/tokenize`` needs."""
+
+    def encode(self, text: str) -> tuple[int, ...]: ...
+    def decode(self, token_ids: tuple[int, ...]) -> str: ...
+
+
+class Exchange:
+    """Stands for a connection towards one generation: wakes whoever writes the answer."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        self.wake = asyncio.Event()
+
+    def poke(self) -> None:
+        self.wake.set()
+
+    def ended(self, generation: Generation) -> None:
+        self.wake.set()
+
+    def forget(self, generation: Generation) -> None:
+        """Nothing of it is kept."""
+
+
+class Call(NamedTuple):
+    """One request with its whole body."""
+
+    body: bytes
+    peer: Peer
+    received: float
+    receive: Receive
+    send: Send
+
+    def fields(self, *known: str) -> dict[str, Any]:
+        """The body as an object, with these names only if any are given.  Raises ClientError."""
+        try:
+            fields = msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ClientError("invalid_json", f"the body is not valid JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise ClientError("invalid_request", "the body is a JSON object")
+        for name in fields if known else ():
+            if name not in known:
+                shown = name[:MAX_SHOWN]
+                text = f"unknown field {shown!r} (valid: {', '.join(known)})"
+                raise ClientError("unsupported_parameter", text, shown)
+        return fields
+
+
+class Style(NamedTuple):
+    """How an answer is written: as a stream of events or as one object."""
+
+    stream: bool
+    wrap: Callable[[bytes], bytes]
+    tail: bytes = b""
+
+
+class HttpApp:
+    """``identify(headers)`` is who asks, or an error; ``tokens`` gives the text model once it is loaded."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        pages: Pages,
+        identify: Callable[[dict[str, str]], Peer | ClientError],
+        tokens: Callable[[], Tokens],
+    ) -> None:
+        self._hub, self._pages, self._identify, self._tokens = hub, pages, identify, tokens
+        self._names = pages.names
+        self.paths: dict[str, Callable[[Call], Awaitable[None]]] = {
+            "/v1/chat/completions": functools.partial(self._complete, CHAT),
+            "/v1/completions": functools.partial(self._complete, TEXT),
+            "/v1/responses": self._respond,
+            "/tokenize": self._tokenize,
+            "/detokenize": self._detokenize,
+        }
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """ASGI: one request."""
+        received = self._hub.port.now()
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            peer = self._identify(headers)
+            if scope["method"] in ("GET", "HEAD"):  # on a connection that a POST has kept alive
+                await self._page(scope["path"], scope["method"], peer, send)
+                return
+            handle = self.paths.get(scope["path"])
+            if handle is None:
+                raise ClientError("not_found", f"no such path for POST; valid paths: {', '.join(self.paths)}")
+            if isinstance(peer, ClientError):
+                raise peer
+            if scope["method"] != "POST":
+                raise ClientError("invalid_request", f"{scope['path']} answers POST")
+            if self._hub.port.draining or not self._hub.port.ready:
+                raise ClientError("draining" if self._hub.port.draining else "overloaded", "the server is not ready")
+            body = await self._body(receive)
+            if body is not None:
+                await handle(Call(body, peer, received, receive, send))
+        except ClientError as error:
+            await answer(send, error.kind.status, {"error": error_object(error)})
+
+    async def _page(self, path: str, method: str, peer: Peer | ClientError, send: Send) -> None:
+        page = self._pages.find(path)
+        if page is None:
+            raise ClientError("not_found", f"no such page; valid: {', '.join(self._pages.paths)}")
+        if isinstance(peer, ClientError) and (page.private or peer.code == "forbidden"):
+            raise peer
+        made = page.make()
+        await send(_start(made.status, made.type.encode()))
+        await send({"type": "http.response.body", "body": made.body if method == "GET" else b""})
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """The whole body; None if the client has gone."""
+        body, limit = bytearray(), self._hub.server.max_message_bytes
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > limit:
+                raise ClientError("invalid_request", f"the body has more than {limit} bytes (server.max_message_bytes)")
+            if not message.get("more_body"):
+                return bytes(body)
+
+    async def _complete(self, kind: str, call: Call) -> None:
+        wanted = parse_body(kind, call.body, self._hub.port.info.max_context)
+        if wanted.model is not None and wanted.model not in self._names:
+            raise ClientError("model_not_found", self._pages.unknown(wanted.model), "model")
+        outbox = Outbox()
+        outbox.num_sources = 1
+        source = CompletionStream(outbox, wanted, self._names[0], self._hub.port.now, time.time)
+        await self._run(call, source, Exchange(outbox), Style(wanted.stream, _data, b"data: [DONE]\n\n"))
+
+    async def _respond(self, call: Call) -> None:
+        fields = call.fields()
+        stream = fields.pop("stream", None) or False
+        for name in ("generate", "stream_id"):
+            if name in fields:
+                raise ClientError("unsupported_parameter", f"{name} belongs to the WebSocket", name)
+        session = ResponsesSession(
+            model=self._names[0],
+            max_context=self._hub.port.info.max_context,
+            wall_clock=time.time,
+            clock=self._hub.port.now,
+            aliases=self._names[1:],
+        )
+        actions = session.receive(msgspec.json.encode({"type": "response.create", **fields}))
+        if not actions:
+            refused = msgspec.json.decode(session.pop() or b"")
+            await answer(call.send, refused["status"], {"error": refused["error"]})
+            return
+        (action,) = actions
+        assert isinstance(action, Generate)
+        await self._run(call, action.stream, Exchange(session), Style(bool(stream), _event))
+
+    async def _tokenize(self, call: Call) -> None:
+        prompt = call.fields("prompt", "model").get("prompt")
+        if not isinstance(prompt, str):
+            raise ClientError("invalid_request", "prompt must be a string", "prompt")
+        token_ids = await asyncio.to_thread(self._tokens().encode, prompt)
+        most = self._hub.port.info.max_context
+        await answer(call.send, 200, {"count": len(token_ids), "max_model_len": most, "tokens": token_ids})
+
+    async def _detokenize(self, call: Call) -> None:
+        tokens, limit = call.fields("tokens", "model").get("tokens"), self._hub.port.info.vocab_size
+        if not isinstance(tokens, list) or any(type(one) is not int or not 0 <= one < limit for one in tokens):
+            raise ClientError("invalid_request", f"tokens must be a list of ids from 0 to {limit - 1}", "tokens")
+        text = await asyncio.to_thread(self._tokens().decode, tuple(tokens))
+        await answer(call.send, 200, {"prompt": text})
+
+    async def _run(self, call: Call, source: Source, exchange: Exchange, style: Style) -> None:
+        """Generate and write; a client that goes, or reads nothing for too long, ends the generation."""
+        generation = Generation(self._hub, source, call.peer, exchange, call.received, len(call.body))
+        generation.open()
+        watch = asyncio.create_task(_until_gone(call.receive), name="http-watch")
+        watch.add_done_callback(lambda _: generation.cancel("disconnect"))
+        try:
+            await self._write(call.send, source, exchange, style)
+        except TimeoutError:
+            self._hub.num_slow_closed += 1
+        finally:
+            generation.cancel("disconnect")
+            watch.cancel()
+
+    async def _write(self, send: Send, source: Source, exchange: Exchange, style: Style) -> None:
+        begun, last, deadline_s = False, b"{}", self._hub.server.write_deadline_s
+        while True:
+            exchange.wake.clear()
+            while (frame := exchange.outbox.pop()) is not None:
+                last = frame
+                if not style.stream or (not begun and frame.startswith(REFUSED)):
+                    continue
+                if not begun:
+                    begun = True
+                    await send(_start(200, EVENTS))
+                async with asyncio.timeout(deadline_s):
+                    await send({"type": "http.response.body", "body": style.wrap(frame), "more_body": True})
+            if source.finish is not None or source.failure is not None:
+                break
+            await exchange.wake.wait()
+        if begun:
+            await send({"type": "http.response.body", "body": style.tail})
+        elif source.failure is not None:
+            await answer(send, source.failure.kind.status, {"error": error_object(source.failure)})
+        else:
+            result = msgspec.json.decode(last)
+            refused = result.get("type") == "error"
+            body = {"error": result["error"]} if refused else result.get("response", result)
+            await answer(send, result["status"] if refused else 200, body)
+
+
+def _data(frame: bytes) -> bytes:
+    return b"data: " + frame + b"\n\n"
+
+
+def _event(frame: bytes) -> bytes:
+    kind = frame.partition(b'"type":"')[2].partition(b'"')[0]
+    return b"event: " + kind + b"\ndata: " + frame + b"\n\n"
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _start(status: int, kind: bytes, *more: tuple[bytes, bytes]) -> dict[str, Any]:
+    headers = [(b"content-type", kind), (b"cache-control", b"no-store"), *more]
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+async def answer(send: Send, status: int, value: Any) -> None:
+    """One JSON document."""
+    body = msgspec.json.encode(value)
+    more = [(b"content-length", str(len(body)).encode())]
+    if status in (429, 503):
+        more.append((b"retry-after", b"2"))
+    await send(_start(status, JSON, *more))
+    await send({"type": "http.response.body", "body": body})
