@@ -145,8 +145,8 @@ class GrantedRow(Row, frozen=True):
 class StepPlan(Message, frozen=True):
     """scheduler host -> allocator, once per step.  A plan without rows only releases and is never launched.
 
-    ``released`` have ended; ``preempted`` lose their blocks and will be recomputed.  ``padding`` lists the token
-    counts of dummy rows (static batching), ``reasons`` says why a waiting request was not scheduled.
+    ``released`` have ended; ``preempted`` lose their blocks and come back, recomputed or copied back.  ``padding``
+    lists the token counts of dummy rows (static batching), ``reasons`` says why a waiting request was not scheduled.
     """
 
     step: int
@@ -159,7 +159,8 @@ class StepPlan(Message, frozen=True):
 
 
 class StepGrant(Message, frozen=True):
-    """allocator -> sampler and scheduler host.  ``copies`` are ``(source block, target block)`` done before the step;
+    """allocator -> sampler and scheduler host.  ``copies`` are ``(source block, target block)``, done in order before
+    anything of the step is written; block ids from ``num_blocks`` on mean host blocks, where preempted requests wait.
     ``denied`` rows got no room: a guard, never how the host finds out that memory is short."""
 
     step: int

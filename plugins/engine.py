@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -88,6 +89,7 @@ class Engine:
         edges: list[Edge] = [self.text, self.control, *self.gateways]
 
         def executor(kernel: Kernel) -> ExecutorEdge:
+            gc.collect()  # after a failure the old executor's gigabytes may hang in a cycle
             name, options = self.config.executor.use, self.config.executor.options
             made = make_executor() if make_executor else self.registry.make("executor", name, options, self.config)
             return ExecutorThread(made, kernel.post_threadsafe, kernel.now)

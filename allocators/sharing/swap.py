@@ -27,8 +27,8 @@ class SharingOptions:
 
     preempt: Literal["recompute", "swap", "auto"] = "recompute"  # what becomes of a preempted request's tokens
     host_blocks: Annotated[int, Meta(ge=0)] = 0  # blocks of host memory for them; when they are full: recompute
-    swap_gib_s: Annotated[float, Meta(gt=0)] = 8.0  # GiB per second: the copy bandwidth that "auto" assumes
-    token_bytes: Annotated[int, Meta(ge=1)] = 24576  # of one token's keys and values, which "auto" assumes
+    swap_gib_s: Annotated[float, Meta(gt=0)] = 2.0  # GiB per second: the copy bandwidth that "auto" assumes
+    token_bytes: Annotated[int, Meta(ge=1)] = 46080  # bytes of a token's keys and values, which "auto" assumes
 
 
 class Swapped(NamedTuple):

@@ -16,6 +16,9 @@ from ...core.config import ExecutorConfig
 from ...core.errors import ConfigError, nearest
 
 NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+#: What keys and values may be kept in; int8 has one float32 scale per token and head beside it.
+KV_NAMES = {**NAMES, "fp16": torch.float16, "int8": torch.int8}
+SCALE = torch.float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +31,32 @@ class Formats:
 
     def describe(self) -> str:
         """For people, for instance ``weights fp32, activations fp32, KV fp32``."""
-        name = {dtype: text for text, dtype in NAMES.items()}
+        name = {dtype: text for text, dtype in KV_NAMES.items()}
         return f"weights {name[self.weights]}, activations {name[self.compute]}, KV {name[self.kv]}"
 
 
 def resolve(config: ExecutorConfig, native_bf16: bool) -> Formats:
     """``native_bf16``: whether the CPU has bf16 instructions.  Raises ConfigError naming key, value and valid names."""
-    for key in ("dtype", "weights", "kv_dtype"):
+    for key, names in (("dtype", NAMES), ("weights", NAMES), ("kv_dtype", KV_NAMES)):
         value = getattr(config, key)
-        if value not in ("auto", *NAMES):
-            raise ConfigError(f"executor.{key} = {value!r} is not supported{nearest(value, ['auto', *NAMES])}")
+        if value not in ("auto", *names):
+            raise ConfigError(f"executor.{key} = {value!r} is not supported{nearest(value, ['auto', *names])}")
     dtype = NAMES.get(config.dtype, torch.bfloat16 if native_bf16 else torch.float32)
     return Formats(
         weights=NAMES.get(config.weights, dtype),
         compute=dtype if native_bf16 else torch.float32,
-        kv=NAMES.get(config.kv_dtype, dtype),
+        kv=KV_NAMES.get(config.kv_dtype, dtype),
     )
+
+
+def head_bytes(kv: torch.dtype, head_dim: int) -> int:
+    """Bytes of one head of one token's keys (or values) in the pool, its scale included."""
+    return head_dim * kv.itemsize + (SCALE.itemsize if kv == torch.int8 else 0)
+
+
+def quantise(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[..., head_dim]`` -> int8 codes of the same shape and float32 scales ``[...]``: each head of each token by
+    itself, its largest value at 127, so that the result does not depend on what else is in the step."""
+    scales = heads.abs().amax(-1).to(SCALE) / 127
+    codes = heads / scales.clamp(min=torch.finfo(SCALE).tiny)[..., None]
+    return codes.round().to(torch.int8), scales

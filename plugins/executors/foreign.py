@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from .foreign_attention import CURRENT, Attends, Call, Pool, Probe, Step, block_
 from .loaded import Loaded, context_limit
 
 #: How far paged attention may be off the model's own, in standard deviations of the logits, while it is tried.
-TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.5}
+TOLERANCE = {torch.float32: 0.01, torch.float16: 0.1, torch.bfloat16: 0.5}
 TRIED_TOKENS = 24
 
 
@@ -30,7 +31,8 @@ class ForeignNetwork:
         self.model = model
         self.pool: Pool | None = None
         accepted = inspect.signature(model.forward).parameters
-        self._keeps_rows = "logits_to_keep" in accepted
+        #: Whether the vocabulary can be multiplied for some tokens only.
+        self.keeps_rows = "logits_to_keep" in accepted
         if "position_ids" not in accepted:
             raise ConfigError(f"{type(model).__name__} does not take positions, so a step cannot mix sequences")
 
@@ -48,7 +50,7 @@ class ForeignNetwork:
         """See ``Network.forward``."""
         assert self.pool is not None
         rows = torch.from_numpy(batch.logits_rows).long()
-        keep = {"logits_to_keep": rows} if self._keeps_rows and len(rows) else {}
+        keep = {"logits_to_keep": rows if len(rows) else 1} if self.keeps_rows else {}
         ids, positions = torch.from_numpy(batch.ids).long(), torch.from_numpy(batch.positions).long()
         logits = self.run(ids, positions, Step(self.pool, batch), **keep)
         if not len(rows):
@@ -64,6 +66,8 @@ class ForeignNetwork:
 def load_foreign(config: Config, folder: ForeignFolder, formats: Formats, progress: Callable[[str], None]) -> Loaded:
     """Load, look at the attention, take the pool, try it.  Raises ConfigError naming what cannot work."""
     name = folder.path.name
+    if formats.kv == torch.int8:
+        raise ConfigError(f"executor.kv_dtype = 'int8': {name} is run by transformers, which keeps fp32, bf16 or fp16")
     progress(f"{name}: {folder.architecture} is no family of this package: transformers' own modules run it, slower")
     weights = folder.num_elements * formats.compute.itemsize
     available = memory.available_bytes()
@@ -75,12 +79,27 @@ def load_foreign(config: Config, folder: ForeignFolder, formats: Formats, progre
     with torch.inference_mode():
         network = ForeignNetwork(folder.load(formats.weights).to(formats.compute))
         facts = network.model.config.get_text_config(decoder=True)
-        calls = _probe(network, facts)
+        with _tried(folder):
+            calls = _probe(network, facts)
         limits, ledger = _plan(config, network, facts, calls, formats, name)
         progress(f"{name}: {folder.format}; {formats.describe()}; {ledger.describe()}")
         network.pool = Pool(calls, limits.num_blocks + memory.num_host_blocks(config), limits.block_size, formats.kv)
-        _try(network, limits, TOLERANCE[min(formats.compute, formats.kv, key=lambda dtype: dtype.itemsize)])
+        with _tried(folder):
+            _try(network, limits, TOLERANCE[min(formats.compute, formats.kv, key=lambda dtype: dtype.itemsize)])
     return Loaded(name, folder.format, network, limits, folder.end_token_ids(facts), ledger)
+
+
+@contextmanager
+def _tried(folder: ForeignFolder) -> Iterator[None]:
+    """Whatever a model raises while it is tried is a reason not to serve it."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{folder.path}: {folder.architecture} failed while it was tried: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _probe(network: ForeignNetwork, facts: Any) -> dict[int, Call]:
@@ -114,7 +133,8 @@ def _plan(
     ffn = getattr(facts, "intermediate_size", None) or 4 * hidden
     widest = max(call.query.shape[0] * call.query.shape[2] for call in calls.values())
     activations = scheduler.token_budget * (8 * hidden + 3 * ffn + 4 * widest) * formats.compute.itemsize
-    logits = min(scheduler.max_running, scheduler.token_budget) * vocab * 4
+    most_rows = min(scheduler.max_running if network.keeps_rows else scheduler.token_budget, scheduler.token_budget)
+    logits = most_rows * vocab * 4
     attention = (2 * widest + 2 * scheduler.token_budget) * max_context * formats.compute.itemsize
     ledger = memory.plan(
         config,

@@ -14,7 +14,7 @@ from ..models.llama import Llama, check_repeated_head
 from ..settings import Config
 from . import memory
 from .batch import Limits, StepBatch
-from .dtypes import Formats
+from .dtypes import Formats, head_bytes
 from .loaded import Loaded, context_limit
 from .ops import HeadShape, KVShape
 from .torch_ops import TorchOps, workspace_bytes
@@ -64,7 +64,7 @@ def _plan(config: Config, model: LlamaConfig, formats: Formats, max_context: int
         weights=elements * formats.compute.itemsize,
         workspace=workspace_bytes(model, config.scheduler, max_context, formats),
         block_bytes=memory.kv_bytes(
-            model.num_layers, model.num_kv_heads, model.head_dim, block_size, formats.kv.itemsize
+            model.num_layers, model.num_kv_heads, head_bytes(formats.kv, model.head_dim), block_size, 1
         ),
         max_context=max_context,
         available=memory.available_bytes(),

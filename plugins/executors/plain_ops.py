@@ -16,6 +16,7 @@ from torch.nn import functional
 from ..models.llama import Trace
 from ..models.rope import Rotary
 from .batch import StepBatch
+from .dtypes import SCALE, quantise
 from .ops import HeadShape, KVShape
 
 
@@ -54,6 +55,7 @@ class PlainOps:
         pool = (kv.num_layers, kv.num_all_blocks * kv.block_size, kv.num_kv_heads, kv.head_dim)
         self.keys = torch.zeros(pool, dtype=kv_dtype, device=device)
         self.values = torch.zeros(pool, dtype=kv_dtype, device=device)
+        self.scales = [torch.zeros(pool[:-1], dtype=SCALE, device=device) for _ in "kv"[: 2 * (kv_dtype == torch.int8)]]
         self.rotary = Rotary(heads.rope, heads.head_dim)
         self._weight_bytes = 0
 
@@ -91,7 +93,7 @@ class PlainOps:
     def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         size = self.kv_shape.block_size
         for source, target in copies:
-            for pool in (self.keys, self.values):
+            for pool in (self.keys, self.values, *self.scales):
                 pool[:, target * size : (target + 1) * size] = pool[:, source * size : (source + 1) * size]
 
     def embed(self, table: torch.Tensor, batch: PlainBatch) -> torch.Tensor:
@@ -122,8 +124,12 @@ class PlainOps:
         q, k, v = (part.reshape(len(qkv), -1, dim) for part in torch.split(qkv, widths, dim=-1))
         q, k = self._rotate(q, batch), self._rotate(k, batch)
         written = len(batch.slots)  # dummy rows lie behind the real ones and have no slots
-        self.keys[layer].index_copy_(0, batch.slots, k[:written].to(self.keys.dtype))
-        self.values[layer].index_copy_(0, batch.slots, v[:written].to(self.values.dtype))
+        for at, (pool, fresh) in enumerate(((self.keys, k[:written]), (self.values, v[:written]))):
+            kept = fresh
+            if self.scales:
+                kept, scales = quantise(fresh)
+                self.scales[at][layer].index_copy_(0, batch.slots, scales)
+            pool[layer].index_copy_(0, batch.slots, kept.to(pool.dtype))
         for name, value in zip("qkv", (q, k, v), strict=True):
             self._see(name, value if name == "q" else value[:written])
         return q
@@ -139,8 +145,7 @@ class PlainOps:
         for first, count, length, slots in batch.rows:
             if not length:
                 continue
-            keys = self.keys[layer].index_select(0, slots).to(self.dtype).repeat_interleave(group, 1)
-            values = self.values[layer].index_select(0, slots).to(self.dtype).repeat_interleave(group, 1)
+            keys, values = (self._read(at, layer, slots).repeat_interleave(group, 1) for at in (0, 1))
             mine = q[first : first + count].transpose(0, 1)
             scores = mine @ keys.permute(1, 2, 0) / math.sqrt(self.heads.head_dim)
             every = torch.ones(count, length, dtype=torch.bool, device=self.device)
@@ -152,6 +157,13 @@ class PlainOps:
             weights = scores.float().softmax(-1).to(self.dtype)
             out[first : first + count] = (weights @ values.transpose(0, 1)).transpose(0, 1)
         return out.reshape(len(q), -1)
+
+    def _read(self, at: int, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        """Keys (0) or values (1) of ``slots`` in the activation dtype: ``[slots, kv_heads, head_dim]``."""
+        read = (self.keys, self.values)[at][layer].index_select(0, slots)
+        if self.scales:
+            read = read * self.scales[at][layer].index_select(0, slots)[..., None]
+        return read.to(self.dtype)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

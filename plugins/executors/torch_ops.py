@@ -22,7 +22,7 @@ from ...core.config import SchedulerConfig
 from ..models.config import LlamaConfig
 from ..models.rope import Rotary
 from .batch import Ints, StepBatch
-from .dtypes import Formats
+from .dtypes import SCALE, Formats, quantise
 from .ops import HeadShape, KVShape
 
 #: Keys (and values) gathered at once for decode rows; more rows go in several pieces.  Half of it holds 64 rows of
@@ -118,6 +118,9 @@ class TorchOps:
         self.group = heads.num_heads // heads.num_kv_heads
         pool = (kv.num_layers, kv.num_all_blocks * kv.num_kv_heads, kv.block_size * kv.head_dim)
         self.keys, self.values = _zeros(pool, kv_dtype), _zeros(pool, kv_dtype)
+        self.scales: tuple[torch.Tensor, ...] = ()  # of keys and of values ``[layer, block * kv_head, token]``
+        if kv_dtype == torch.int8:
+            self.scales = _zeros((*pool[:2], kv.block_size), SCALE), _zeros((*pool[:2], kv.block_size), SCALE)
         self.rotary = Rotary(heads.rope, heads.head_dim)
         self._windows = sorted({heads.window(layer) for layer in range(kv.num_layers)})
         self._weight_bytes = 0
@@ -178,8 +181,8 @@ class TorchOps:
         if begun.size:
             blocks = batch.block_tables[begun, last[begun]].astype(np.int64)
             rows = torch.from_numpy((blocks[:, None] * heads + np.arange(heads)).reshape(-1))
-            self.keys.index_fill_(1, rows, 0)
-            self.values.index_fill_(1, rows, 0)
+            for pool in (self.keys, self.values, *self.scales):
+                pool.index_fill_(1, rows, 0)
 
     def _view(self, batch: StepBatch, counts: NDArray[np.intp], window: int) -> View:
         return View(
@@ -190,7 +193,7 @@ class TorchOps:
     def _decode_rows(self, batch: StepBatch, rows: NDArray[np.intp], window: int) -> tuple[DecodeRows, ...]:
         kv = self.kv_shape
         out: list[DecodeRows] = []
-        row_bytes = kv.num_kv_heads * kv.head_dim * self.keys.element_size()
+        row_bytes = kv.num_kv_heads * kv.head_dim * max(self.keys.element_size(), self.dtype.itemsize)
         first_blocks = np.maximum(batch.context_lens - window, 0) // kv.block_size if window else batch.context_lens * 0
         seen = batch.context_lens - first_blocks * kv.block_size  # from the first block that the window touches
         for bucket in _buckets(seen, rows, MAX_GATHER_BYTES // row_bytes):
@@ -242,7 +245,7 @@ class TorchOps:
     def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         heads = self.kv_shape.num_kv_heads
         for source, target in copies:
-            for pool in (self.keys, self.values):
+            for pool in (self.keys, self.values, *self.scales):
                 copy = pool[:, target * heads : (target + 1) * heads]
                 torch.nan_to_num(pool[:, source * heads : (source + 1) * heads], 0.0, 0.0, 0.0, out=copy)
 
@@ -277,8 +280,13 @@ class TorchOps:
         torch.mul(first, batch.cos, out=turned[..., : dim // 2]).addcmul_(second, batch.sin, value=-1)
         torch.mul(second, batch.cos, out=turned[..., dim // 2 :]).addcmul_(first, batch.sin)
         written = batch.written
-        for pool, fresh in ((self.keys, turned[:written, num_heads:]), (self.values, parts[:written, -kv_heads:])):
-            pool[layer].view(-1, dim).index_copy_(0, batch.write, fresh.reshape(-1, dim).to(pool.dtype))
+        made = (turned[:written, num_heads:], parts[:written, -kv_heads:])
+        for at, (pool, fresh) in enumerate(zip((self.keys, self.values), made, strict=True)):
+            kept = fresh.reshape(-1, dim)
+            if self.scales:
+                kept, scales = quantise(kept)
+                self.scales[at][layer].view(-1).index_copy_(0, batch.write, scales)
+            pool[layer].view(-1, dim).index_copy_(0, batch.write, kept.to(pool.dtype))
         return turned[:, :num_heads]
 
     def attention(self, q: torch.Tensor, layer: int, batch: TorchBatch) -> torch.Tensor:
@@ -318,7 +326,10 @@ class TorchOps:
             self._room = [torch.empty(size, dtype=self.keys.dtype) for _ in range(2)]
         for pool, room in zip((self.keys, self.values), self._room, strict=True):
             torch.index_select(pool[layer], 0, index, out=room[:size].view(-1, width))
-        return self._room[0][:size].to(self.dtype), self._room[1][:size].to(self.dtype)
+        keys, values = self._room[0][:size].to(self.dtype), self._room[1][:size].to(self.dtype)
+        for part, scales in zip((keys, values), self.scales, strict=False):  # none unless the pool is int8
+            part.view(-1, self.heads.head_dim).mul_(scales[layer].index_select(0, index).view(-1, 1))
+        return keys, values
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -336,13 +347,13 @@ def workspace_bytes(model: LlamaConfig, limits: SchedulerConfig, max_context: in
     widest = 4 * model.hidden_size + 3 * model.ffn_size + 2 * model.q_size + 4 * model.kv_size
     activations = limits.token_budget * widest * formats.compute.itemsize
     logits = min(limits.max_running, limits.token_budget) * model.vocab_size * 4
-    one_prefill = 2 * max_context * model.q_size * formats.kv.itemsize
+    one_prefill = 2 * max_context * model.q_size * max(formats.kv.itemsize, formats.compute.itemsize)
     return activations + logits + max(2 * MAX_GATHER_BYTES, one_prefill)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros whose pages are taken from the machine when they are first written: a pool of gigabytes costs nothing."""
-    bits = {4: np.int32, 2: np.int16}[dtype.itemsize]
+    bits = {4: np.int32, 2: np.int16, 1: np.int8}[dtype.itemsize]
     return torch.from_numpy(np.zeros(shape, bits)).view(dtype)
 
 

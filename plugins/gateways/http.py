@@ -47,7 +47,12 @@ class HttpGateway(WebSocketGateway):
         def identify(headers: dict[str, str]) -> Peer | ClientError:
             return self._identify(door, headers)
 
-        app = HttpApp(hub, pages, identify, lambda: self._text.model)  # type: ignore[attr-defined]
+        def abort(client: Any) -> None:
+            for connection in self._state.connections:
+                if isinstance(connection, self._protocol) and connection.client == client:
+                    connection.transport.abort()
+
+        app = HttpApp(hub, pages, identify, lambda: self._text.model, abort)  # type: ignore[attr-defined]
         config = self._uvicorn.Config(
             app,
             interface="asgi3",

@@ -12,6 +12,7 @@ import msgspec
 
 from ...core.errors import ClientError
 from ..wire.actions import Generate
+from ..wire.anthropic_messages import MessageStream, message_error, parse_message
 from ..wire.openai_chat import CHAT, TEXT, CompletionStream, parse_body
 from ..wire.outbox import Outbox, Source
 from ..wire.responses import ResponsesSession
@@ -24,6 +25,7 @@ from .pages import Pages
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 MAX_SHOWN = 80
+MESSAGES = "/v1/messages"
 REFUSED = b'{"type":"error"'  # how the one event of a refused response begins
 JSON, EVENTS = b"application/json", b"text/event-stream; charset=utf-8"
 
@@ -60,6 +62,7 @@ class Call(NamedTuple):
     received: float
     receive: Receive
     send: Send
+    client: Any  # address of the peer
 
     def fields(self, *known: str) -> dict[str, Any]:
         """The body as an object, with these names only if any are given.  Raises ClientError."""
@@ -77,16 +80,24 @@ class Call(NamedTuple):
         return fields
 
 
+def _refusal(error: ClientError) -> dict[str, Any]:
+    return {"error": error_object(error)}
+
+
 class Style(NamedTuple):
     """How an answer is written: as a stream of events or as one object."""
 
     stream: bool
     wrap: Callable[[bytes], bytes]
     tail: bytes = b""
+    refusal: Callable[[ClientError], Any] = _refusal
 
 
 class HttpApp:
-    """``identify(headers)`` is who asks, or an error; ``tokens`` gives the text model once it is loaded."""
+    """``identify(headers)`` is who asks, or an error; ``tokens`` gives the text model once it is loaded.
+
+    ``abort(client)`` cuts the connection of the peer with this address.
+    """
 
     def __init__(
         self,
@@ -94,13 +105,16 @@ class HttpApp:
         pages: Pages,
         identify: Callable[[dict[str, str]], Peer | ClientError],
         tokens: Callable[[], Tokens],
+        abort: Callable[[Any], None],
     ) -> None:
+        self._abort = abort
         self._hub, self._pages, self._identify, self._tokens = hub, pages, identify, tokens
         self._names = pages.names
         self.paths: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": functools.partial(self._complete, CHAT),
             "/v1/completions": functools.partial(self._complete, TEXT),
             "/v1/responses": self._respond,
+            MESSAGES: self._message,
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
         }
@@ -125,9 +139,10 @@ class HttpApp:
                 raise ClientError("draining" if self._hub.port.draining else "overloaded", "the server is not ready")
             body = await self._body(receive)
             if body is not None:
-                await handle(Call(body, peer, received, receive, send))
+                await handle(Call(body, peer, received, receive, send, scope["client"]))
         except ClientError as error:
-            await answer(send, error.kind.status, {"error": error_object(error)})
+            refusal = message_error if scope["path"] == MESSAGES else _refusal
+            await answer(send, error.kind.status, refusal(error))
 
     async def _page(self, path: str, method: str, peer: Peer | ClientError, send: Send) -> None:
         page = self._pages.find(path)
@@ -154,12 +169,23 @@ class HttpApp:
 
     async def _complete(self, kind: str, call: Call) -> None:
         wanted = parse_body(kind, call.body, self._hub.port.info.max_context)
-        if wanted.model is not None and wanted.model not in self._names:
-            raise ClientError("model_not_found", self._pages.unknown(wanted.model), "model")
+        self._check_model(wanted.model)
         outbox = Outbox()
         outbox.num_sources = 1
         source = CompletionStream(outbox, wanted, self._names[0], self._hub.port.now, time.time)
         await self._run(call, source, Exchange(outbox), Style(wanted.stream, _data, b"data: [DONE]\n\n"))
+
+    async def _message(self, call: Call) -> None:
+        wanted = parse_message(call.body)
+        self._check_model(wanted.model)
+        outbox = Outbox()
+        outbox.num_sources = 1
+        source = MessageStream(outbox, wanted, self._names[0], self._hub.port.now)
+        await self._run(call, source, Exchange(outbox), Style(wanted.stream, _event, refusal=message_error))
+
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and model not in self._names:
+            raise ClientError("model_not_found", self._pages.unknown(model), "model")
 
     async def _respond(self, call: Call) -> None:
         fields = call.fields()
@@ -208,6 +234,7 @@ class HttpApp:
             await self._write(call.send, source, exchange, style)
         except TimeoutError:
             self._hub.num_slow_closed += 1
+            self._abort(call.client)
         finally:
             generation.cancel("disconnect")
             watch.cancel()
@@ -231,7 +258,7 @@ class HttpApp:
         if begun:
             await send({"type": "http.response.body", "body": style.tail})
         elif source.failure is not None:
-            await answer(send, source.failure.kind.status, {"error": error_object(source.failure)})
+            await answer(send, source.failure.kind.status, style.refusal(source.failure))
         else:
             result = msgspec.json.decode(last)
             refused = result.get("type") == "error"

@@ -27,6 +27,7 @@ class Job:
         self.computed = 0
         self.pending = 0  # ids being sampled
         self.running = False
+        self.started = False  # ever
         self.forked = False  # holds blocks although it has not started
         self.view = RequestView(self)
 
@@ -79,7 +80,7 @@ class Driver:
     def end(self, rid: str) -> None:
         """The request ends now; its blocks go with the next plan."""
         job = self.jobs.pop(rid)
-        if job.running or job.forked:
+        if job.started or job.forked:  # the host releases whoever ever started, preempted ones too
             self.released.append(rid)
 
     def preempt(self, rid: str) -> None:
@@ -131,7 +132,7 @@ class Driver:
         return self._send(rows, started)
 
     def _start(self, job: Job, cached: int) -> Started:
-        job.running, job.forked = True, False
+        job.running, job.started, job.forked = True, True, False
         self.cached[job.rid] = cached
         submit = job.submit
         ids = tuple(job.ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.allocators.driver import Driver, make_context
@@ -26,9 +26,8 @@ from mainspring.plugins.testing.fake_executor import expected_ids
 CACHING = ("prefix", "radix")
 
 
-def drive(host_blocks: int = 8, num_blocks: int = 8, depth: int = 1, **options: Any) -> Driver:
-    chosen = SharingOptions(**{"preempt": "swap", "host_blocks": host_blocks} | options)
-    return Driver(PrefixAllocator(chosen, make_context(num_blocks, 4)), depth)
+def drive(host_blocks: int = 8, num_blocks: int = 8, depth: int = 1) -> Driver:
+    return Driver(PrefixAllocator(SharingOptions("swap", host_blocks), make_context(num_blocks, 4)), depth)
 
 
 def swap(driver: Driver, rid: str) -> StepGrant:
@@ -89,9 +88,7 @@ def test_a_request_ended_while_out_frees_its_host_blocks() -> None:
     driver.submit("a", ids(10))
     driver.run("a")
     swap(driver, "a")
-    driver.jobs.pop("a")
-    driver.released.append("a")
-    driver.plan([])
+    driver.finish("a")
     assert figures(driver) == (0, 1, 0)
 
 
@@ -236,7 +233,7 @@ def test_outputs_are_those_of_undisturbed_requests_for_long(allocator: str) -> N
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_swapped_requests_are_computed_once(depth: int) -> None:
+def test_swapped_requests_are_computed_once(depth: Literal[1, 2]) -> None:
     """Two requests that together outgrow the pool: with swap, every position of either is computed exactly once."""
     computed = {}
     for preempt in ("recompute", "swap"):
@@ -260,18 +257,20 @@ def test_cancelled_while_out() -> None:
     it = lab(settings, num_blocks=20, num_host_blocks=20)
     it.sim.at(0.0, submit("a", ids(30), 30), submit("b", ids(30, 300), 30))
     it.sim.run(until=18.5)
-    assert it.sim.actors.allocator.stats()["swapped_blocks"] > 0  # type: ignore[attr-defined]
+    assert it.sim.actors.allocator.stats()["swapped_blocks"] > 0
     it.sim.post(Cancel("b"))
     it.sim.run()
     it.assert_empty()
-    assert it.sim.actors.allocator.stats()["swapped_blocks"] == 0  # type: ignore[attr-defined]
+    assert it.sim.actors.allocator.stats()["swapped_blocks"] == 0
     assert it.outputs()["a"] == expected_ids(ids(30), 30)
 
 
 # --- on a model ------------------------------------------------------------------------------------------------------
 
 
-def generate(folder: Path, prompts: list[tuple[int, ...]], num_blocks: int, depth: int = 1, **options: Any) -> Any:
+def generate(
+    folder: Path, prompts: list[tuple[int, ...]], num_blocks: int, depth: Literal[1, 2] = 1, **options: Any
+) -> Any:
     """Greedy ids of all prompts at once, and the allocator's figures."""
     config = settings.Config(
         paranoid=True,
@@ -295,7 +294,7 @@ def generate(folder: Path, prompts: list[tuple[int, ...]], num_blocks: int, dept
 
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_model_says_the_same_as_alone(tmp_path: Path, depth: int) -> None:
+def test_a_model_says_the_same_as_alone(tmp_path: Path, depth: Literal[1, 2]) -> None:
     write_tiny_model(tmp_path)
     rng = Random(depth)
     prompts = [tuple(rng.choices(range(128), k=rng.randint(5, 30))) for _ in range(6)]

@@ -31,6 +31,12 @@ GQA = SIZES | {"num_key_value_heads": 2}
 #: Configuration class -> its arguments.  Windows of 8 tokens are shorter than the longer prompts.
 MODELS: dict[str, dict[str, Any]] = {
     "CohereConfig": GQA,
+    "DeepseekV3Config": SIZES
+    | {
+        "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+        "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+    },
     "GPT2Config": {
         "vocab_size": 128, "n_positions": 128, "n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 1,
         "eos_token_id": 2,

@@ -128,6 +128,16 @@ def test_attention_that_is_not_the_models_own_does_not_serve(tmp_path: Path, mon
         load(tmp_path)
 
 
+def test_a_model_that_fails_while_it_is_tried_does_not_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*parts: Any) -> torch.Tensor:
+        raise RuntimeError("sizes 4 and 8")
+
+    write(tmp_path, "GemmaConfig")
+    monkeypatch.setattr(foreign_attention, "_attention", fail)
+    with pytest.raises(ConfigError, match="GemmaForCausalLM failed while it was tried: RuntimeError: sizes 4 and 8"):
+        load(tmp_path)
+
+
 def test_sizes_are_those_of_the_models_attention(tmp_path: Path) -> None:
     write(tmp_path, "PhiConfig", **SIZES | {"num_key_value_heads": 1})
     config = Config(

@@ -57,7 +57,10 @@ def steps() -> list[StepBatch]:
     [
         (torch.float32, torch.float32, 1e-4, 1e-5),
         (torch.float32, torch.bfloat16, 2e-2, 5e-2),  # a key rounded the other way is half a percent off
+        (torch.float32, torch.float16, 2e-3, 5e-3),
+        (torch.float32, torch.int8, 2e-2, 5e-2),
         (torch.bfloat16, torch.bfloat16, 0.1, 0.25),
+        (torch.bfloat16, torch.int8, 0.1, 0.25),
     ],
     ids=str,
 )

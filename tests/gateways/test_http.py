@@ -185,6 +185,30 @@ async def test_a1_work_ends_when_the_client_goes(stream: bool, how: str) -> None
         assert served.hub.admission.requests == {}
 
 
+@pytest.mark.slow
+async def test_b2_a_client_that_never_reads_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B1, B2, E-08: at the write deadline its connection is aborted and its work is cancelled."""
+    async with http(token_s=0, write_deadline_s=0.3) as served:
+        assert served.gateway._socket is not None
+        served.gateway._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # inherited by what it accepts
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        with sock:
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(sock, ("127.0.0.1", served.gateway.port))
+            body = json.dumps({"prompt": "hi", "max_tokens": 10**9, "stream": True}).encode()
+            await loop.sock_sendall(sock, request("/v1/completions", body))
+            await served.text.until_live(1)
+            await served.text.until_live(0)
+            async with asyncio.timeout(10):
+                while not served.hub.num_slow_closed:
+                    await asyncio.sleep(0.01)
+                with contextlib.suppress(ConnectionResetError):
+                    while await loop.sock_recv(sock, 65536):
+                        pass
+
+
 async def test_keys_hosts_and_origins_are_checked_as_for_websockets(tmp_path: Path) -> None:
     """F8, F9."""
     file = tmp_path / "keys.toml"
@@ -227,3 +251,61 @@ async def test_a_connection_that_says_nothing_is_cut(monkeypatch: pytest.MonkeyP
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
             writer.close()
+
+
+MESSAGE = {
+    "model": "tiny",
+    "max_tokens": 5,
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+}
+
+
+async def test_messages_plain_and_streamed() -> None:
+    async with http() as served:
+        plain = (await post(served, "/v1/messages", MESSAGE | {"system": "Be kind.", "stop_sequences": ["x"]})).json
+        assert (plain["type"], plain["role"], plain["stop_reason"]) == ("message", "assistant", "max_tokens")
+        assert plain["content"] == [{"type": "text", "text": WHOLE}]
+        assert plain["usage"] == {"input_tokens": 3, "cache_read_input_tokens": 0, "output_tokens": 5}
+        (request_,) = served.text.requests
+        assert request_.messages == ({"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"})
+        assert request_.stop == ("x",)
+        streamed = (await post(served, "/v1/messages", MESSAGE | {"stream": True})).events
+        kinds = [event["type"] for event in streamed]
+        assert kinds[:2] == ["message_start", "content_block_start"]
+        assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+        deltas = [event["delta"]["text"] for event in streamed if event["type"] == "content_block_delta"]
+        assert "".join(deltas) == WHOLE
+        assert streamed[-2]["usage"]["output_tokens"] == 5
+        assert streamed[0]["message"]["usage"]["input_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "kind", "word"),
+    [
+        ({"tools": [{}]}, 400, "invalid_request_error", "tools"),
+        ({"thinking": {"type": "enabled"}}, 400, "invalid_request_error", "thinking"),
+        ({"model": "x"}, 404, "not_found_error", "model"),
+        ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
+        ({"messages": []}, 400, "invalid_request_error", "messages"),
+        ({"temprature": 1}, 400, "invalid_request_error", "temprature"),
+        ({"stop_sequences": 7}, 400, "invalid_request_error", "stop"),
+    ],
+)
+async def test_refusals_of_messages(fields: dict[str, Any], status: int, kind: str, word: str) -> None:
+    async with http() as served:
+        reply = await post(served, "/v1/messages", MESSAGE | fields)
+        assert (reply.status, reply.json["type"], reply.json["error"]["type"]) == (status, "error", kind)
+        assert word in reply.json["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failures_of_messages(stream: bool) -> None:
+    """E1."""
+    async with http() as served:
+        served.text.steer = lambda request: (request.messages or ({"content": ""},))[-1]["content"]
+        ask = {"max_tokens": 5, "stream": stream}
+        refused = await post(served, "/v1/messages", ask | {"messages": [{"role": "user", "content": "refuse"}]})
+        assert (refused.status, refused.json["error"]["type"]) == (429, "rate_limit_error")
+        failed = await post(served, "/v1/messages", ask | {"messages": [{"role": "user", "content": "boom"}]})
+        last = failed.events[-1] if stream else failed.json
+        assert (last["type"], last["error"]["type"]) == ("error", "api_error")
