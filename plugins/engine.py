@@ -34,6 +34,7 @@ from .settings import Config
 from .text.edge import TextEdge
 from .text.events import Accepted, Delta, Ended, TextEvent
 from .watchdog import Watchdog
+from .wire.control_v1 import ControlSession
 from .wire.llm_v1_frames import timing_ms
 
 log = structlog.get_logger("mainspring.engine")
@@ -79,10 +80,12 @@ class Engine:
         self.text = text or TextEdge(self.config)
         settings = self.config.journal
         self.journal = Journal(settings.size, journal_folder(settings), settings.max_bytes, settings.prompts)
+        self.reread: Callable[[], Config] | None = None  # the configuration file as it is now, for a reload
         self.gateways: list[Any] = []
         if gateways:
             for name in self.config.gateways:
                 gateway = self.registry.make("gateway", name, {}, self.config, self.text)
+                gateway.operator = self._new_operator
                 gateway.bind()
                 self.gateways.append(gateway)
         self.control = Control(self.config, self._check_plugins)
@@ -102,6 +105,9 @@ class Engine:
             self.config, self.registry, MonotonicClock(), executor, edges, taps, progress, self._watchdog
         )
         self._stack = contextlib.AsyncExitStack()
+
+    def _new_operator(self) -> ControlSession:
+        return ControlSession(self.control, self.journal, self.reread)
 
     def _observe(self, message: Message, now: float) -> None:
         """Show a message to the observers; one that raises is logged and disturbs nobody."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-from collections.abc import Callable
 
 import anyio
 import structlog
@@ -14,7 +13,6 @@ from ...core.errors import MainspringError
 from ...core.hookspecs import Register, hookimpl
 from .. import logs
 from ..engine import Engine
-from ..settings import Config
 from .command import FAILED, OK
 from .options import add_config, load_config
 
@@ -31,16 +29,17 @@ class ServeCommand:
         loaded = load_config(args)
         logs.setup(loaded.config.log)
         engine = Engine(loaded.config, gateways=True, progress=lambda line: log.info("loading", what=line))
-        return asyncio.run(serve(engine, lambda: load_config(args).config))
+        engine.reread = lambda: load_config(args).config
+        return asyncio.run(serve(engine))
 
 
-async def serve(engine: Engine, reread: Callable[[], Config]) -> int:
-    """Serve until a signal: the first drains, a second one stops at once.  SIGHUP applies what ``reread`` returns.
+async def serve(engine: Engine) -> int:
+    """Serve until a signal: the first drains, a second one stops at once.  SIGHUP applies ``engine.reread()``.
 
     Raises what ended the engine.
     """
     stopping = anyio.CancelScope()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, engine, reread)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, engine)
     signals = asyncio.create_task(_watch_signals(engine, stopping))
     try:
         with stopping:
@@ -52,9 +51,10 @@ async def serve(engine: Engine, reread: Callable[[], Config]) -> int:
     return FAILED if signals.done() else OK
 
 
-def _reload(engine: Engine, reread: Callable[[], Config]) -> None:
+def _reload(engine: Engine) -> None:
     try:
-        engine.control.reload(reread())
+        if engine.reread is not None:
+            engine.control.reload(engine.reread())
     except MainspringError as error:
         log.error("reload_refused", reason=str(error))
 

@@ -6,6 +6,7 @@ Browsers let any page open a socket to any host, so a server on the loopback int
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -24,6 +25,7 @@ from ..settings import ServerConfig
 from .keys import ANYBODY, Keys, Peer
 from .pages import Page, Pages
 
+CONTROL_PATH = "/v1/control"
 KEY_PROTOCOL = "openai-insecure-api-key."  # browsers can't set headers, so the key comes as a subprotocol
 RETRY_AFTER_S = 2  # a refused handshake may be tried again then; WebSocket clients retry a 503 by themselves
 
@@ -89,6 +91,8 @@ class Door:
         if page is None and path not in self._sockets:
             valid = ", ".join([*self._sockets, *self._pages.paths])
             return Refusal(HTTPStatus.NOT_FOUND, "not_found", f"no such path; valid paths: {valid}")
+        if path == CONTROL_PATH and path in self._sockets:
+            return self._admit_operator(connection, request, upgrade)
         peer = self._peer(request, parts.query) if page is None or page.private else ANYBODY
         if isinstance(peer, Refusal):
             return peer
@@ -106,13 +110,21 @@ class Door:
                 return Refusal(HTTPStatus.NOT_FOUND, "model_not_found", self._pages.unknown(name))
         return self._admit(connection, peer)
 
+    def _admit_operator(self, connection: ServerConnection, request: Request, upgrade: bool) -> Refusal | None:
+        """The control socket takes ``server.admin_key`` and nothing else, also while the server drains."""
+        key = _bearer(request) or ""
+        if not hmac.compare_digest(key.encode(), self._server.admin_key.encode()):
+            text = "server.admin_key is required (Authorization: Bearer KEY)"
+            return Refusal(HTTPStatus.UNAUTHORIZED, "invalid_api_key", text, {"WWW-Authenticate": "Bearer"})
+        if not upgrade:
+            text = f"{CONTROL_PATH} is a WebSocket"
+            return Refusal(HTTPStatus.UPGRADE_REQUIRED, "invalid_request", text, {"Upgrade": "websocket"})
+        self.peers[connection] = ANYBODY
+        return None
+
     def _peer(self, request: Request, query: str) -> Peer | Refusal:
         """Who asks, or 401."""
-        key = None
-        for value in request.headers.get_all("Authorization"):
-            scheme, _, word = value.partition(" ")
-            if scheme.lower() == "bearer":
-                key = word.strip()
+        key = _bearer(request)
         for offer in ",".join(request.headers.get_all("Sec-WebSocket-Protocol")).split(","):
             if key is None and offer.strip().startswith(KEY_PROTOCOL):
                 key = offer.strip().removeprefix(KEY_PROTOCOL)
@@ -160,6 +172,16 @@ class Door:
         except ValueError:
             return False
         return name in ("localhost", self._host) or name.endswith(".localhost") or _is_loopback(name)
+
+
+def _bearer(request: Request) -> str | None:
+    """The last bearer token of the request."""
+    key = None
+    for value in request.headers.get_all("Authorization"):
+        scheme, _, word = value.partition(" ")
+        if scheme.lower() == "bearer":
+            key = word.strip()
+    return key
 
 
 def _is_loopback(address: str) -> bool:

@@ -14,10 +14,12 @@ import logging
 import random
 import socket
 import time
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import anyio
 from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 
 from ... import __version__
 from ...core.edge import KernelPort
@@ -28,12 +30,13 @@ from ..logs import get
 from ..metrics import Metrics
 from ..settings import Config
 from ..wire import llm_v1
+from ..wire.control_v1 import ControlSession
 from ..wire.llm_v1_frames import PROTOCOL
 from ..wire.realtime import RealtimeSession
 from ..wire.responses import ResponsesSession
 from .api import ServerSession, TextApi
 from .connection import CLOSE_TIMEOUT_S, Connection
-from .door import Door, names_of
+from .door import CONTROL_PATH, Door, names_of
 from .hub import Hub
 from .keys import load_keys
 from .pages import Pages
@@ -67,6 +70,8 @@ class WebSocketGateway:
         self._kernel: KernelPort | None = None
         self._hub: Hub | None = None
         self._metrics: Metrics | None = None
+        #: Makes a session for an operator on ``/v1/control``; None, or no ``server.admin_key``: there is no such path.
+        self.operator: Callable[[], ControlSession] | None = None
 
     @property
     def port(self) -> int:
@@ -121,7 +126,8 @@ class WebSocketGateway:
         self._metrics = self._metrics or self._make_metrics(port, hub)
         names = names_of(port.info.model, server.model_aliases)
         pages = Pages(port, names, int(time.time()), self._metrics.page)
-        self._door = door = Door(port, server, address, self._keys, SOCKETS, pages)
+        sockets = {**SOCKETS, CONTROL_PATH: ""} if server.admin_key and self.operator else SOCKETS
+        self._door = door = Door(port, server, address, self._keys, sockets, pages)
 
         async def handler(ws: ServerConnection) -> None:
             await self._serve(ws, hub)
@@ -187,6 +193,8 @@ class WebSocketGateway:
     async def _serve(self, ws: ServerConnection, hub: Hub) -> None:
         peers, server = self._door.peers, self._config.server
         try:
+            if self.operator is not None and ws.request is not None and urlsplit(ws.request.path).path == CONTROL_PATH:
+                return await _operate(ws, self.operator())
             max_age_s = server.max_connection_age_s * random.uniform(1 - AGE_JITTER, 1 + AGE_JITTER)
             connection = Connection(ws, self._session(ws, hub), hub, peers[ws], max_age_s)
             self._connections.add(connection)
@@ -243,6 +251,16 @@ class WebSocketGateway:
             "ws_slow_closed": ("connections cut because their client did not read", lambda: hub.num_slow_closed)
         }
         return Metrics(self._config.server.metrics_prefix, port.info.model, port.stats, gauges, counters)
+
+
+async def _operate(ws: ServerConnection, session: ControlSession) -> None:
+    """Answer an operator's frames one after the other until the connection is gone."""
+    with contextlib.suppress(ConnectionClosed):
+        async for frame in ws:
+            if isinstance(frame, bytes):
+                await ws.close(1003, "text frames only")
+                return
+            await ws.send(session.receive(frame), text=True)
 
 
 @hookimpl
