@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
+from ..core.errors import ConfigError
 from ..core.messages import Emit, Message, StepGrant, StepLaunch, StepPlan, StepResult, Stop, Submit, Wake
 
 SCHEMA = 1
+log = structlog.get_logger("mainspring.journal")
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 
 
@@ -64,8 +67,12 @@ class Journal:
         self._prompts, self._max_bytes = prompts, max_bytes
         self._queue: queue.SimpleQueue[tuple[float, Message] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self.num_lost = 0  # entries that could not be written
         if path is not None:
-            path.mkdir(parents=True, exist_ok=True)
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"journal.path: {path}: cannot be made: {error.strerror or error}") from error
             self._file = path / f"journal-{os.getpid()}.jsonl"
             self._thread = threading.Thread(target=self._write, name="mainspring-journal", daemon=True)
             self._thread.start()
@@ -90,9 +97,14 @@ class Journal:
     def _write(self) -> None:
         out = self._file.open("ab")
         while (item := self._queue.get()) is not None:
-            out.write(_encoder.encode(_entry(*item, self._prompts)) + b"\n")
-            if self._queue.empty():
-                out.flush()
+            try:
+                out.write(_encoder.encode(_entry(*item, self._prompts)) + b"\n")
+                if self._queue.empty():
+                    out.flush()
+            except (OSError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+                if not self.num_lost:  # once: a full disk would say it for every message
+                    log.warning("journal_entry_lost", file=str(self._file), reason=str(error))
+                self.num_lost += 1
             if out.tell() > self._max_bytes // 2:  # the older half is kept beside the file
                 out.close()
                 self._file.replace(self._file.with_suffix(".old.jsonl"))

@@ -57,7 +57,11 @@ class GenerateCommand:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--input {args.input}: cannot be read: {error}") from error
         lines = [line for line in text.splitlines() if line.strip()]
-        with args.output.open("w", encoding="utf-8") if args.output else nullcontext(sys.stdout) as out:
+        with (
+            args.output.open("w", encoding="utf-8", errors="backslashreplace")
+            if args.output
+            else nullcontext(sys.stdout) as out
+        ):
             results = asyncio.run(_many(engine, lines, request_fields(args)))
             out.writelines(to_json(ended, name) + "\n" for name, ended in results)
         return FAILED if any(ended.error for _, ended in results) else OK
@@ -102,7 +106,7 @@ async def _line(engine: Engine, line: str, index: int, defaults: Mapping[str, An
             raise ClientError("invalid_request", f"line {index + 1} is not a JSON object")
         name = request.pop("id", index)
         return name, await engine.generate({**defaults, **request})
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not JSON, or numbers and nesting beyond what Python reads
         return name, refused(ClientError("invalid_json", f"line {index + 1}: {error}"))
     except ClientError as error:
         return name, refused(error)

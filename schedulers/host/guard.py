@@ -14,6 +14,7 @@ import structlog
 
 from ...core.clock import Clock
 from ...core.policy import PolicyContext, SchedulerPolicy
+from .answers import CHECKS, checked
 
 log = structlog.get_logger("mainspring.scheduler")
 SLOW_IN_A_ROW = 3
@@ -36,7 +37,7 @@ class Guard:
         self._use(policy, name)
         self.faults: Counter[str] = Counter()
         self._clock, self._budget_s, self._watch = clock, budget_s, watch
-        self._slow = 0
+        self._slow: Counter[str] = Counter()  # hook -> slow answers in a row
 
     def overrides(self, hook: str) -> bool:
         """True if the policy has its own ``hook``, in its class or on the instance, so that defaults cost nothing."""
@@ -46,20 +47,26 @@ class Guard:
         """The policy's answer, or the base class's where it raises."""
         started = self._clock.now() if self._clock else 0.0
         try:
-            if self._watch is None:
-                answer = getattr(self.policy, hook)(*arguments)
-            else:
-                answer = self._watch(getattr(self.policy, hook), *arguments)
-                if hook == "order_waiting" and isinstance(answer, Iterator):
-                    answer = _watched(answer, self._watch)
-        except Exception as error:  # noqa: BLE001 - whatever a policy raises costs one answer
+            answer = self.ask(hook, *arguments)
+            if hook == "order_waiting" and isinstance(answer, Iterator) and self._watch is not None:
+                answer = _watched(answer, self._watch)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a policy raises costs one answer
             self.reject(hook, f"{type(error).__name__}: {error}")
-            answer = getattr(SchedulerPolicy, hook)(self.policy, *arguments)
+            answer = CHECKS.get(hook, _as_it_is)(getattr(SchedulerPolicy, hook)(self.policy, *arguments))
         if self._clock:
-            self._slow = self._slow + 1 if self._clock.now() - started > self._budget_s else 0
-            if self._slow >= SLOW_IN_A_ROW:
+            self._slow[hook] = self._slow[hook] + 1 if self._clock.now() - started > self._budget_s else 0
+            if self._slow[hook] >= SLOW_IN_A_ROW:
                 self.replace(f"{hook} took over {self._budget_s * 1e3:.0f} ms {SLOW_IN_A_ROW} times in a row")
         return answer
+
+    def ask(self, hook: str, *arguments: Any) -> Any:
+        """The policy's own answer, checked; raises what it raised, and TimeoutError if it does not return."""
+        function = getattr(self.policy, hook)
+        if self._watch is None:
+            return checked(hook, function, *arguments)
+        return self._watch(checked, hook, function, *arguments)
 
     def reject(self, hook: str, reason: str) -> None:
         """Count and log an answer that is not used."""
@@ -71,7 +78,7 @@ class Guard:
         log.error("policy_replaced", policy=self.name, reason=reason)
         context = getattr(self.policy, "context", None) or PolicyContext(0, 0, 0, 0)
         self._use(SchedulerPolicy(None, context), f"default (was {self.name})")
-        self._slow = 0
+        self._slow.clear()
 
     def _use(self, policy: SchedulerPolicy, name: str) -> None:
         self.policy, self.name = policy, name
@@ -81,6 +88,10 @@ class Guard:
             for hook in hooks
             if getattr(getattr(policy, hook), "__func__", None) is not getattr(SchedulerPolicy, hook)
         )
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer
 
 
 def _watched(answer: Iterator[Any], watch: Watch) -> Iterator[Any]:

@@ -22,7 +22,7 @@ class Planner:
         self.guard = guard
         self.max_bypass = max_bypass
         self._bypassed: dict[str, int] = {}  # waiting rid -> later requests admitted while it did not fit
-        self._waiting = self._new_queue()
+        self._waiting = self._new_queue(guard)
 
     @property
     def name(self) -> str:
@@ -99,8 +99,8 @@ class Planner:
         for rid in rids:
             self._bypassed[rid] = self._bypassed.get(rid, 0) + 1
 
-    def _new_queue(self) -> WaitingQueue:
-        guard = self.guard
+    @staticmethod
+    def _new_queue(guard: Guard) -> WaitingQueue:
         return WaitingQueue(
             lambda request, now: guard.call("waiting_key", request, now),
             lambda request: guard.call("bucket", request),
@@ -112,17 +112,16 @@ class Planner:
 
         The hand-over runs outside the guard: here an exception must be seen.
         """
-        policy, old = guard.policy, self.guard
-        policy.import_state(old.name, old.policy.export_state())
+        guard.ask("import_state", self.guard.name, self.guard.call("export_state"))
         for request in sorted(requests, key=lambda request: request.seq):
-            policy.on_event(Event("arrived", request, 0, now))
+            guard.ask("on_event", Event("arrived", request, 0, now))
             if request.status is Status.RUNNING:
-                policy.on_event(Event("started", request, 0, now))
-        self.guard = guard
-        self._waiting = self._new_queue()
+                guard.ask("on_event", Event("started", request, 0, now))
+        waiting = self._new_queue(guard)
         for request in requests:
             if request.status is not Status.RUNNING:
-                self._waiting.add(request, now)
+                waiting.add(request, now)
+        self.guard, self._waiting = guard, waiting
 
 
 class _Step:

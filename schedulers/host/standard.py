@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from random import Random
 from types import MappingProxyType
 from typing import Any, Literal
@@ -40,6 +41,8 @@ from .record import Request
 from .step_time import StepTime
 
 log = structlog.get_logger("mainspring.scheduler")
+MAX_DEPTH = 2  # a swap may lower scheduler.depth while two steps are in flight
+MAX_TENANTS = 4096  # whose tokens are counted
 EventKind = Literal["arrived", "started", "scheduled", "preempted", "tokens", "finished"]
 
 
@@ -182,7 +185,8 @@ class SchedulerHost:
 
     def _validate(self, message: m.Submit, now: float) -> None:
         num_prompt, vocab, context = len(message.prompt_ids), self.info.vocab_size, self.info.max_context
-        if message.rid in self.records:
+        flying = (row.rid for rows in self._in_flight.values() for row in rows)
+        if message.rid in self.records or message.rid in self._released or message.rid in flying:
             raise ClientError("duplicate_id", f"request {message.rid!r} is still running", "id")
         if self.draining:
             raise ClientError("draining", "the server is shutting down")
@@ -203,7 +207,10 @@ class SchedulerHost:
             text = f"the prompt needs {need} KV blocks, the whole pool has {have}"
             raise ClientError("kv_capacity_exceeded", text, "prompt")
         self.sampler.validate(message.sampling)
-        if message.deadline is not None and message.deadline <= now:
+        if message.forced_length is not None and message.forced_length < 1:
+            text = f"forced_length = {message.forced_length}, it must be at least 1"
+            raise ClientError("invalid_request", text, "forced_length")
+        if message.deadline is not None and not message.deadline > now:
             raise ClientError("deadline_exceeded", "the deadline passed before the request could start", "deadline_ms")
 
     def _end(
@@ -339,7 +346,7 @@ class SchedulerHost:
         self._expire(now)
         try:
             decision = self.planner.plan(SchedulerView(self, now))
-            fault = self._fault(decision)
+            fault = self._fault(decision, now)
         except Exception as error:  # noqa: BLE001 - a planner that raises costs one decision
             fault = f"{type(error).__name__}: {error}"
         if fault:
@@ -347,7 +354,7 @@ class SchedulerHost:
             decision = self._first_come()
         return self._apply(decision, now)
 
-    def _fault(self, decision: Decision) -> str:
+    def _fault(self, decision: Decision, now: float) -> str:
         """Why the decision cannot be used, or ``""``."""
         seen, total, started = set[str](), 0, 0
         for rid in decision.preempt:
@@ -368,7 +375,8 @@ class SchedulerHost:
             return f"more than {self.config.max_running} requests would run"
         if any(not isinstance(count, int) or count < 1 for count in decision.padding):
             return f"padding {decision.padding!r}"
-        if not (decision.rows or decision.preempt or self._in_flight or decision.wake_at) and self._could_go_on():
+        later = decision.wake_at is not None and decision.wake_at > now
+        if not (decision.rows or decision.preempt or self._in_flight or later) and self._could_go_on():
             return "nothing is scheduled although the engine is idle"
         return ""
 
@@ -379,9 +387,9 @@ class SchedulerHost:
 
     def _first_come(self) -> Decision:
         """The safe default: running requests in order of admission, then the others in order of arrival."""
-        budget, rows, slots = self.config.token_budget, [], self.config.max_running - len(self.running)
-        newcomers = [request for request in self.records.values() if request.rid not in self.running]
-        for request in (*self.running.values(), *(newcomers[:slots] if self.admitting else ())):
+        budget, rows, slots = self.config.token_budget, [], max(0, self.config.max_running - len(self.running))
+        newcomers = (one for one in self.records.values() if one.rid not in self.running and one.num_remaining_tokens)
+        for request in (*self.running.values(), *(islice(newcomers, slots) if self.admitting else ())):
             if (count := min(request.num_remaining_tokens, budget)) > 0:
                 rows.append((request.rid, count))
                 budget -= count
@@ -415,9 +423,13 @@ class SchedulerHost:
         return self._plan(decision, tuple(rows), tuple(started), now)
 
     def _unblock(self, now: float) -> None:
-        """Nothing planned fits and nothing is coming back: the latest admitted makes room, or a lone giant ends."""
+        """Nothing planned fits and nothing is coming back: the latest admitted makes room, then forks that have not
+        started give up what they share, and only a giant that has the pool to itself ends."""
+        held = (rid for rid in self.records if rid not in self.running and self.allocator.held_blocks(rid))
         if self.running:
             self._preempt(next(reversed(self.running.values())), now)
+        elif (fork := next(held, None)) is not None:
+            self._preempted.append(fork)
         elif request := next((one for one in self.records.values() if one.num_remaining_tokens), None):
             self._fail(
                 request, "its context does not fit into the KV blocks that can be had", now, "kv_capacity_exceeded"
@@ -448,6 +460,9 @@ class SchedulerHost:
         samples = start + count == known + request.num_pending and not request.submit.warm
         request.num_pending += samples
         self.tenant_tokens[request.submit.tenant] += count
+        if len(self.tenant_tokens) > MAX_TENANTS:  # clients choose these names
+            for tenant, _ in self.tenant_tokens.most_common()[MAX_TENANTS // 2 :]:
+                del self.tenant_tokens[tenant]
         return m.Row(request.rid, start, count, ids, samples)
 
     def _start(self, request: Request, cached: int, now: float) -> m.Started:
@@ -486,7 +501,7 @@ class SchedulerHost:
             assert (request.status is Status.RUNNING) == (request.rid in self.running), request.view
             assert 0 <= request.num_computed_tokens <= request.num_tokens <= request.limit, request.view
             assert request.num_pending >= 0, request.view
-        assert len(self._in_flight) <= self.config.depth
+        assert len(self._in_flight) <= MAX_DEPTH
 
     def stats(self) -> Mapping[str, float]:
         now = {"running": self.num_running, "waiting": self.num_waiting, "in_flight": self.num_in_flight}

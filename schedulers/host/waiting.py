@@ -21,6 +21,17 @@ def _order(entry: Entry) -> tuple[tuple[int, Any], int]:
     return entry[:2]
 
 
+def _index(entries: list[Entry], entry: Entry) -> int:
+    """Where ``entry`` itself stands, also among keys whose order makes no sense."""
+    try:
+        index = bisect_left(entries, _order(entry), key=_order)
+        if entries[index] is entry:
+            return index
+    except Exception:  # noqa: BLE001, S110 - whatever comparing a policy's keys raises
+        pass
+    return next(index for index, other in enumerate(entries) if other is entry)
+
+
 class InOrder:
     """The waiting requests in order; each iteration starts at the first and goes only as far as the caller."""
 
@@ -58,9 +69,9 @@ class WaitingQueue:
         entries = self._buckets.setdefault(bucket, [])
         try:
             insort(entries, entry, key=_order)
-        except TypeError:  # keys that cannot be compared: the policy's fault, served after the others
+        except Exception:  # noqa: BLE001 - keys that cannot be compared: the policy's fault, served after the others
             entry = ((1, ()), request.seq, request)
-            insort(entries, entry, key=_order)
+            entries.append(entry)
         self._where[request.rid] = bucket, entry
 
     def discard(self, rid: str) -> None:
@@ -68,7 +79,7 @@ class WaitingQueue:
         bucket, entry = self._where.pop(rid, (None, None))
         if entry is not None:
             entries = self._buckets[bucket]
-            del entries[bisect_left(entries, _order(entry), key=_order)]
+            del entries[_index(entries, entry)]
             if not entries:
                 del self._buckets[bucket]
 

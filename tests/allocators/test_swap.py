@@ -83,6 +83,16 @@ def test_with_a_step_in_flight_the_last_token_computed_comes_back_too() -> None:
     driver.drain()
 
 
+def test_amid_its_prompt_only_what_was_computed_comes_back() -> None:
+    driver = drive()
+    driver.submit("a", ids(20))
+    driver.run("a", tokens=6)
+    assert len(swap(driver, "a").copies) == 2
+    back = driver.run("a")
+    assert (back.rows[0].start, back.rows[0].count, len(back.copies)) == (6, 14, 2)
+    driver.drain()
+
+
 def test_a_request_ended_while_out_frees_its_host_blocks() -> None:
     driver = drive()
     driver.submit("a", ids(10))
