@@ -11,8 +11,9 @@ from .errors import ConfigError, nearest
 
 PosInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegInt = Annotated[int, msgspec.Meta(ge=0)]
+NonNegFloat = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Tables = TypeVar("Tables", bound="Config")
-PosFloat = Annotated[float, msgspec.Meta(gt=0)]
+PosFloat = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -39,7 +40,7 @@ class AllocatorConfig(Section, frozen=True):
     block_size: PosInt = 16  # tokens per block
     num_blocks: NonNegInt = 0  # 0: as many as executor.memory holds
     evict: str = "lru"
-    max_idle_s: float = 0.0  # cached blocks unused for longer are dropped; 0: never
+    max_idle_s: NonNegFloat = 0.0  # cached blocks unused for longer are dropped; 0: never
     options: dict[str, Any] = {}
 
 
@@ -53,7 +54,7 @@ class ExecutorConfig(Section, frozen=True):
     weights: str = "auto"  # storage format of the weights
     dtype: str = "auto"  # activations
     kv_dtype: str = "auto"
-    threads: NonNegInt = 0  # 0: the cores this process may use
+    threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0  # 0: the cores this process may use
     memory: str = "auto"  # weights + workspace + KV, e.g. "4GiB"
     stall_s: PosFloat = 120.0  # no result within this: the executor counts as hung
     restarts: NonNegInt = 1  # restarts allowed ...

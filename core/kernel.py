@@ -19,10 +19,10 @@ import structlog
 
 from . import messages as m
 from .clock import Clock
-from .config import Config, SchedulerConfig
+from .config import Config
 from .edge import Edge, ExecutorEdge
 from .errors import EngineFault
-from .policy import Allocator, AllocatorContext, ExecutorInfo, PolicyContext, Sampler, SamplerContext, SchedulerActor
+from .policy import Allocator, AllocatorContext, ExecutorInfo, Sampler, SamplerContext, SchedulerActor
 from .registry import Registry
 from .router import Handler, Router, Routes, Tap
 
@@ -42,7 +42,7 @@ class Actors:
         self.info = info
         self.allocator: Allocator = registry.make("allocator", allocator.use, allocator.options, pool)
         self.sampler: Sampler = registry.make("sampler", sampler.use, sampler.options, ends)
-        parts = functools.partial(make_policy, registry), self.allocator, self.sampler, info
+        parts = registry.make, self.allocator, self.sampler, info
         self.host: SchedulerActor = registry.make("host", "standard", {}, config.scheduler, *parts, *guards)
 
     def routes(self, launch: Handler, alarm: Handler) -> Routes:
@@ -63,15 +63,6 @@ class Actors:
         """Conservation laws of all three."""
         for actor in (self.host, self.allocator, self.sampler):
             actor.check()
-
-
-def make_policy(registry: Registry, config: SchedulerConfig, context: PolicyContext) -> Any:
-    """The configured policy inside its wrappers, outermost first in ``scheduler.wrap``."""
-    policy = registry.make("scheduler", config.use, config.options, context)
-    for entry in reversed(config.wrap):
-        options = {"use": entry} if isinstance(entry, str) else dict(entry)
-        policy = registry.make("wrapper", str(options.pop("use", "")), options, context, policy)
-    return policy
 
 
 class RunningEdge(NamedTuple):
@@ -130,7 +121,8 @@ class Kernel:
                 self.actors.check()
         except Exception as error:  # a pure actor raised: its state can no longer be trusted
             log.exception("actor_failed")
-            self.router.post(*self._on_down(m.Down("engine", f"{type(error).__name__}: {error}"), self.now()))
+            self.router.set_routes(self._routes())  # drops what is queued
+            self.router.post(m.Down("engine", f"{type(error).__name__}: {error}"))
 
     def post_threadsafe(self, *messages: m.Message) -> None:
         if self._loop is not None and not self._loop.is_closed():
@@ -296,5 +288,12 @@ def refuse(message: m.Message, now: float) -> list[m.Message]:
 
 
 def deliver_to(deliver: Callable[[m.Message], None]) -> Handler:
-    """An edge's mailbox as a handler that answers nothing."""
-    return lambda message, _now: deliver(message)
+    """An edge's mailbox as a handler that answers nothing; what it raises is the edge's fault, not the actors'."""
+
+    def handler(message: m.Message, _now: float) -> None:
+        try:
+            deliver(message)
+        except Exception:
+            log.exception("delivery_failed", to=deliver)
+
+    return handler

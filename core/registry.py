@@ -99,9 +99,10 @@ class Registry:
             self._from_folder(slot, use)
             self._from_entry_points({use})
             if (slot, use) not in self.plugins:
-                known = [info.name for info in self.available(slot)]
+                known = {info.name: info for info in Registry().available(slot)}  # whose other hooks stay out
                 if use not in known:
                     raise ConfigError(f"{slot}.use = {use!r}: there is no such {slot}{nearest(use, known)}")
+                self.plugins[slot, use] = known[use]
         return self.plugins[slot, use]
 
     def make(
@@ -127,7 +128,7 @@ class Registry:
         module_name, _, attribute = use.partition(":")
         try:
             factory = getattr(importlib.import_module(module_name), attribute)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginError(f"{slot}.use = {use!r}: cannot be loaded: {type(error).__name__}: {error}") from error
         self._origin = module_name, ""
         self._register(slot)(use, factory, getattr(factory, "Options", None))
@@ -173,7 +174,7 @@ def verify(where: str, contract: type | None, factory: Any) -> None:
     if contract is None:
         return
     level = getattr(factory, "api_level", None)
-    if contract is not Executor and level not in API_LEVELS:
+    if contract is not Executor and (type(level) is not int or level not in API_LEVELS):
         raise PluginError(f"{where}: has api_level {level!r}, this kernel runs {sorted(API_LEVELS)}")
     if contract is SchedulerPolicy and not (inspect.isclass(factory) and issubclass(factory, SchedulerPolicy)):
         raise PluginError(f"{where}: must be a subclass of core.policy.SchedulerPolicy")

@@ -26,7 +26,6 @@ class Router:
         self._routes = routes
         self._queue: deque[Message] = deque()
         self._running = False
-        self.num_hops = 0
 
     def set_routes(self, routes: Routes) -> None:
         """Replace the wiring, for a rebuild after a failure; drops what is queued for the old actors."""
@@ -48,7 +47,6 @@ class Router:
                 handlers = self._routes.get(type(message))
                 if handlers is None:
                     raise EngineFault(f"no route for {type(message).__name__}")
-                self.num_hops += 1
                 for handler in handlers:
                     answer = handler(message, now)
                     if answer:

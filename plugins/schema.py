@@ -155,7 +155,7 @@ def _integer(least: int | None = None, why: str = "") -> Callable[[str, Any], in
     expected = ("an integer" if least is None else f"an integer of at least {least}") + why
 
     def check(name: str, value: Any) -> int:
-        if type(value) is not int or (least is not None and value < least):
+        if type(value) is not int or value.bit_length() > 64 or (least is not None and value < least):
             _refuse(name, value, expected)
         return value
 

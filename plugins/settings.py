@@ -7,9 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ..core import config as core
-from ..core.config import NonNegInt, PosFloat, PosInt, Section
-
-NonNegFloat = Annotated[float, msgspec.Meta(ge=0)]
+from ..core.config import NonNegFloat, NonNegInt, PosFloat, PosInt, Section
 
 
 class ModelConfig(Section, frozen=True):

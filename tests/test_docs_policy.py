@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from mainspring.core.config import SchedulerConfig
-from mainspring.core.kernel import make_policy
 from mainspring.core.policy import Decision, Event, PolicyContext, SchedulerPolicy, SchedulerView
 from mainspring.core.registry import Registry
 from mainspring.core.request import RequestView
+from mainspring.schedulers.host.standard import make_policy
 from mainspring.testing import ALWAYS, CLAIMS, Trial
 
 GUIDE = Path(__file__).parents[1] / "docs" / "write_a_policy.md"
@@ -96,7 +96,7 @@ def test_the_table_of_policies_and_claims_is_right() -> None:
 
 
 def made(registry: Registry, name: str) -> Any:
-    return make_policy(registry, SchedulerConfig(use=name), PolicyContext(512, 256, 1000, 16))
+    return make_policy(registry.make, SchedulerConfig(use=name), PolicyContext(512, 256, 1000, 16))
 
 
 def mark(bound: Any) -> str:

@@ -57,11 +57,8 @@ class GenerateCommand:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--input {args.input}: cannot be read: {error}") from error
         lines = [line for line in text.splitlines() if line.strip()]
-        with (
-            args.output.open("w", encoding="utf-8", errors="backslashreplace")
-            if args.output
-            else nullcontext(sys.stdout) as out
-        ):
+        target = args.output.open("w", encoding="utf-8", errors="backslashreplace") if args.output else None
+        with target or nullcontext(sys.stdout) as out:
             results = asyncio.run(_many(engine, lines, request_fields(args)))
             out.writelines(to_json(ended, name) + "\n" for name, ended in results)
         return FAILED if any(ended.error for _, ended in results) else OK

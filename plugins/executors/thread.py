@@ -19,7 +19,7 @@ log = structlog.get_logger("mainspring.executor")
 CLOSE_TIMEOUT_S = 10.0
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Python's own error, or one of torch's, which has none for the CPU."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
@@ -92,7 +92,7 @@ class ExecutorThread:
             task()
         self.executor.close()
 
-    def _out_of_memory(self, launch: StepLaunch, error: Exception) -> StepResult:
+    def _out_of_memory(self, launch: StepLaunch, error: BaseException) -> StepResult:
         """The step's requests end with an error, the engine goes on; plan and ledger are written down."""
         plan = {row.rid: (row.start, row.count, len(row.block_table)) for row in launch.rows}
         log.error("out_of_memory", step=launch.step, error=str(error), memory=self._memory, plan=plan)
@@ -104,7 +104,7 @@ class ExecutorThread:
         assert self._sample is not None
         try:
             result: Message = self.executor.execute(launch, self._sample)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if is_out_of_memory(error):
                 result = self._out_of_memory(launch, error)
             else:

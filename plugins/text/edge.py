@@ -20,6 +20,7 @@ from ...core.edge import KernelPort
 from ...core.errors import ClientError
 from ...core.messages import (
     Cancel,
+    Down,
     Emit,
     EmitRow,
     Failure,
@@ -49,7 +50,7 @@ class TextEdge:
     """Use ``open``, ``cancel``, ``pause`` and ``resume`` from the event loop's thread, after ``start``."""
 
     name = "text"
-    consumes: tuple[type[Message], ...] = (Emit,)
+    consumes: tuple[type[Message], ...] = (Emit, Down)
 
     def __init__(self, config: Config, model: TextModel | None = None) -> None:
         """``model`` None: the one ``config.model`` names, loaded by ``start``."""
@@ -59,7 +60,7 @@ class TextEdge:
         self._unencoded: deque[Live] = deque()  # opened while ``run`` is not running
         self._group: anyio.abc.TaskGroup | None = None
         self._port: KernelPort | None = None
-        self._closed = False
+        self._closed = self._down = False
 
     # --- for gateways and the library ------------------------------------------------------------------------------
 
@@ -131,8 +132,10 @@ class TextEdge:
     # --- Edge ------------------------------------------------------------------------------------------------------
 
     def deliver(self, message: Message) -> None:
-        assert isinstance(message, Emit)
-        self._mailbox.append(message)
+        if isinstance(message, Emit):
+            self._mailbox.append(message)
+        else:
+            self._down = True  # its requests end by the Emit that follows; what that one forgets is ended here
         self._wake.set()
 
     async def start(self, port: KernelPort) -> None:
@@ -254,6 +257,10 @@ class TextEdge:
                 out.append(Stop(tuple(stops)))
             if out:
                 self._kernel.post(*out)
+        if self._down:
+            self._down = False
+            for live in [one for one in self._live.values() if one.submitted]:
+                self._fail(live, ClientError("server_error", "the engine failed"))
 
     def _row(self, live: Live, row: EmitRow, out: list[Message], stops: list[tuple[str, int, str]]) -> None:
         if not live.accepted and (row.token_ids or row.finish is None):

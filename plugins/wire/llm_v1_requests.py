@@ -15,6 +15,7 @@ from ...core.errors import ClientError, nearest
 from ..schema import GenerateRequest, parse
 
 MAX_ID_CHARS = 64
+MAX_NUMBER = 1e12  # of seconds, milliseconds, sequence numbers: beyond it nothing is meant
 MAX_SHOWN = 80  # characters of a peer's own words that an error repeats
 
 _ID = re.compile(rf"[A-Za-z0-9_.\-]{{1,{MAX_ID_CHARS}}}")
@@ -126,7 +127,7 @@ def _resume(stream_id: str, frame: dict[str, Any]) -> ResumeFrame:
 
 def _number(frame: dict[str, Any], name: str, most: float) -> float:
     value = frame.pop(name, 0)
-    if type(value) not in (int, float) or not 0 <= value <= most:
+    if type(value) not in (int, float) or not 0 <= value <= min(most, MAX_NUMBER):
         limit = "" if math.isinf(most) else f" to {most:g}"
         raise ClientError("invalid_request", f"{name} must be a number from 0{limit} (got {_shown(value)})", name)
     return float(value)

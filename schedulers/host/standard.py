@@ -21,7 +21,7 @@ import structlog
 from ...core import messages as m
 from ...core.clock import Clock
 from ...core.config import SchedulerConfig
-from ...core.errors import ClientError, EngineFault
+from ...core.errors import ClientError, EngineFault, MainspringError, PluginError
 from ...core.hookspecs import Register, hookimpl
 from ...core.policy import (
     AllocationDraft,
@@ -53,19 +53,18 @@ class SchedulerHost:
         self,
         options: None,
         config: SchedulerConfig,
-        make_policy: Callable[[SchedulerConfig, PolicyContext], SchedulerPolicy],
+        make: Callable[..., Any],
         allocator: Allocator,
         sampler: Sampler,
         info: ExecutorInfo,
         clock: Clock | None = None,
         watch: Watch | None = None,
     ) -> None:
-        """``clock`` puts the policy under a time budget (``serve``); tests and simulation give none.
-
-        ``watch`` ends a call into the policy that never returns.
+        """``make(slot, use, options, *arguments)`` builds plugins.  ``clock`` puts the policy under a time budget
+        (``serve``); tests and simulation give none.  ``watch`` ends a call into the policy that never returns.
         """
         self.config, self.allocator, self.sampler, self.info = config, allocator, sampler, info
-        self._make_policy, self._clock, self._watch = make_policy, clock, watch
+        self._make, self._clock, self._watch = make, clock, watch
         self.planner = Planner(self._new_guard(config), config.max_bypass)
         self.records: dict[str, Request] = {}
         self.running: dict[str, Request] = {}  # in order of admission
@@ -100,7 +99,7 @@ class SchedulerHost:
         context = PolicyContext(
             config.token_budget, config.max_running, pool.num_blocks, pool.block_size, Random(config.seed)
         )
-        return Guard(self._make_policy(config, context), config.use, self._clock, watch=self._watch)
+        return Guard(make_policy(self._make, config, context), config.use, self._clock, watch=self._watch)
 
     @property
     def num_running(self) -> int:
@@ -506,6 +505,24 @@ class SchedulerHost:
     def stats(self) -> Mapping[str, float]:
         now = {"running": self.num_running, "waiting": self.num_waiting, "in_flight": self.num_in_flight}
         return {**now, **self.counters, **self.planner.stats()}
+
+
+def make_policy(make: Callable[..., Any], config: SchedulerConfig, context: PolicyContext) -> SchedulerPolicy:
+    """The configured policy inside its wrappers; ``make(slot, use, options, *arguments)`` builds plugins."""
+    use = config.use
+    try:
+        policy: SchedulerPolicy = make("scheduler", use, config.options, context)
+        for entry in reversed(config.wrap):  # the outermost stands first
+            options = {"use": entry} if isinstance(entry, str) else dict(entry)
+            use = str(options.pop("use", ""))
+            policy = make("wrapper", use, options, context, policy)
+    except MainspringError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"scheduler plugin {use!r} cannot be built: {type(error).__name__}: {error}") from error
+    if not isinstance(policy, SchedulerPolicy):
+        raise PluginError(f"wrapper {use!r} made {type(policy).__name__}, expected a SchedulerPolicy")
+    return policy
 
 
 @hookimpl

@@ -11,10 +11,10 @@ from tests.support import Lab, config, lab, submit
 
 from mainspring.core.config import AllocatorConfig, Config, SchedulerConfig
 from mainspring.core.errors import ConfigError
-from mainspring.core.kernel import make_policy
 from mainspring.core.messages import SamplingParams, Submit
 from mainspring.core.policy import PolicyContext
 from mainspring.core.registry import Registry
+from mainspring.schedulers.host.standard import make_policy
 from mainspring.schedulers.keys.admission import peak_tokens
 
 
@@ -135,7 +135,7 @@ def test_the_watermark_goes_with_any_estimate() -> None:
 def test_wrong_options_stop_the_start(use: str, options: dict[str, Any], words: str) -> None:
     """F-02: the key, its value and the nearest valid one are named."""
     with pytest.raises(ConfigError) as caught:
-        make_policy(Registry(), SchedulerConfig(use=use, options=options), PolicyContext(8, 1, 8, 4))
+        make_policy(Registry().make, SchedulerConfig(use=use, options=options), PolicyContext(8, 1, 8, 4))
     assert words in str(caught.value)
 
 

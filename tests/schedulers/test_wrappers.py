@@ -9,9 +9,9 @@ from tests.schedulers.test_priority import preempted, starts
 from tests.support import Lab, config, lab, submit
 
 from mainspring.core.config import SchedulerConfig
-from mainspring.core.kernel import make_policy
 from mainspring.core.policy import PolicyContext, SchedulerPolicy
 from mainspring.core.registry import Registry
+from mainspring.schedulers.host.standard import make_policy
 
 AGEING = {"use": "ageing", "max_wait_s": 20.0}
 
@@ -94,7 +94,7 @@ def test_tenant_share_keeps_slots_for_others() -> None:
 def test_wrappers_cost_nothing_where_they_say_nothing() -> None:
     """A hook that the wrapper does not override is the inner policy's own method, or the kernel's default."""
     config = SchedulerConfig(use="priority", wrap=(AGEING, "tenant_share"))
-    policy = make_policy(Registry(), config, PolicyContext(8, 1, 8, 4))
+    policy = make_policy(Registry().make, config, PolicyContext(8, 1, 8, 4))
     inner = policy.inner.inner
     assert policy.waiting_key == inner.waiting_key
     assert policy.split_budget == inner.split_budget

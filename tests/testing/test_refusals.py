@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 from mainspring.core.__main__ import main
 from mainspring.core.config import SchedulerConfig
 from mainspring.core.errors import ConfigError, MainspringError, PluginError
-from mainspring.core.kernel import make_policy
 from mainspring.core.policy import PolicyContext
 from mainspring.core.registry import Registry
+from mainspring.schedulers.host.standard import make_policy
 
 Install = Callable[..., None]
 
@@ -71,7 +71,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 def start(use: str, options: dict[str, object] | None = None, wrap: tuple[str, ...] = ()) -> object:
     """What a start does with the scheduler's table."""
     config = SchedulerConfig(use=use, options=options or {}, wrap=wrap)
-    return make_policy(Registry(), config, PolicyContext(8, 4, 64, 4))
+    return make_policy(Registry().make, config, PolicyContext(8, 4, 64, 4))
 
 
 def refused(use: str, options: dict[str, object] | None = None, wrap: tuple[str, ...] = ()) -> str:
