@@ -94,7 +94,7 @@ def test_tenant_share_keeps_slots_for_others() -> None:
 def test_wrappers_cost_nothing_where_they_say_nothing() -> None:
     """A hook that the wrapper does not override is the inner policy's own method, or the kernel's default."""
     config = SchedulerConfig(use="priority", wrap=(AGEING, "tenant_share"))
-    policy = make_policy(Registry().make, config, PolicyContext(8, 1, 8, 4))
+    policy: Any = make_policy(Registry().make, config, PolicyContext(8, 1, 8, 4))
     inner = policy.inner.inner
     assert policy.waiting_key == inner.waiting_key
     assert policy.split_budget == inner.split_budget
