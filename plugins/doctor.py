@@ -21,7 +21,7 @@ from ..core.errors import MainspringError
 from ..core.registry import Registry
 from .chosen import chosen
 from .folders import cache_folder, journal_folder
-from .models.checkpoint import open_checkpoint
+from .models.checkpoint import open_model
 from .settings import Config
 
 State = Literal["ok", "warn", "fail"]
@@ -79,7 +79,7 @@ def model(path: str) -> tuple[Finding, int]:
     """The model exists, can be read and is of a kind that we run (weights are not read); and its size in bytes."""
     mend = "set model.path to a readable GGUF file or Hugging Face folder"
     try:
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_model(path)
         num_bytes = sum(file.stat().st_size for file in checkpoint.files)
     except MainspringError as error:
         return Finding("model", "fail", str(error), mend), 0

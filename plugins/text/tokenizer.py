@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ...core.errors import ClientError, ConfigError
-from ..models.embedded import default_model_path
+from ..models.checkpoint import find_model
 from ..settings import ModelConfig
 from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, Pieces
@@ -71,9 +71,7 @@ class TextModel:
 
 def load_text_model(config: ModelConfig) -> TextModel:
     """The tokenizer and chat template that ``config`` names.  Blocks for up to a second; raises ConfigError."""
-    path = Path(config.path).expanduser() if config.path else default_model_path()
-    if not path.exists():
-        raise ConfigError(f"model.path = {config.path!r}: no such file or folder")
+    path = find_model(config.path)
     tokenizer, facts = load_folder(path) if path.is_dir() else load_gguf(path)
     source, where = facts.chat_template, str(path)
     if config.chat_template:
