@@ -96,7 +96,7 @@ def test_a_coroutine_is_no_answer(hook: str) -> None:
 @pytest.mark.parametrize(
     "decision",
     [
-        Decision(((rid, 1) for rid in ()), reasons=None),  # type: ignore[arg-type]
+        Decision((), reasons=None),  # type: ignore[arg-type]
         Decision((), wake_at=math.inf),
         Decision((), wake_at=-1.0),
         Decision((), wake_at="soon"),  # type: ignore[arg-type]
