@@ -57,7 +57,10 @@ class GenerateCommand:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--input {args.input}: cannot be read: {error}") from error
         lines = [line for line in text.splitlines() if line.strip()]
-        target = args.output.open("w", encoding="utf-8", errors="backslashreplace") if args.output else None
+        try:
+            target = args.output.open("w", encoding="utf-8", errors="backslashreplace") if args.output else None
+        except OSError as error:
+            raise ConfigError(f"--output {args.output}: cannot be written: {error.strerror or error}") from error
         with target or nullcontext(sys.stdout) as out:
             results = asyncio.run(_many(engine, lines, request_fields(args)))
             out.writelines(to_json(ended, name) + "\n" for name, ended in results)

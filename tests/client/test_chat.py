@@ -92,6 +92,15 @@ def test_no_server() -> None:
     assert "cannot connect to ws://127.0.0.1:1/v1/stream" in out.getvalue()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C does something, also where the tests themselves were started with SIGINT ignored (in the background)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_stops_the_answer_and_not_the_chat() -> None:
     class Interrupting(io.StringIO):
         """Presses Ctrl-C when the first piece of an answer is shown."""

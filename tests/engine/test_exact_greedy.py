@@ -101,10 +101,9 @@ def test_preempted(depth: Literal[1, 2]) -> None:
 def test_four_references_made_again() -> None:
     """The checked-in ids are what the installed transformers says today."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from tests.golden.make_greedy_reference import reference_model
 
-    path = default_model_path()
-    model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    model: Any = reference_model(default_model_path())
     for case in sorted(CASES, key=lambda case: len(case["prompt_ids"]))[:: len(CASES) // 4][:4]:
         ids = torch.tensor([case["prompt_ids"]])
         end = {"eos_token_id": None, "pad_token_id": 0}
