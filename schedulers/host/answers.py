@@ -16,6 +16,7 @@ from ...core.policy import Decision
 
 #: No answer names more requests than this.
 MOST = 100_000
+MOST_TOKENS = 2**40
 
 
 def _many(answer: Any, what: str) -> tuple[Any, ...]:
@@ -72,9 +73,10 @@ def _caps(answer: Any) -> dict[str, int] | None:
 
 
 def _tokens(answer: Any) -> int:
-    if type(answer) is not int or answer < 0:
+    """An estimate: half a token counts as one."""
+    if type(answer) not in (int, float) or not 0 <= answer < MOST_TOKENS:
         raise TypeError(f"answered {answer!r}, expected a number of tokens")
-    return answer
+    return math.ceil(answer)
 
 
 def _decision(answer: Any) -> Decision | None:
