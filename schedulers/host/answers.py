@@ -76,7 +76,8 @@ def _tokens(answer: Any) -> int:
     """An estimate: half a token counts as one."""
     if type(answer) not in (int, float) or not 0 <= answer < MOST_TOKENS:
         raise TypeError(f"answered {answer!r}, expected a number of tokens")
-    return math.ceil(answer)
+    tokens: int = math.ceil(answer)
+    return tokens
 
 
 def _decision(answer: Any) -> Decision | None:
