@@ -95,7 +95,7 @@ def measure_reference(dtype: str, levels: list[int], prompt: int, new_tokens: in
             vocab_size=facts.vocab_size,
             rms_norm_eps=facts.norm_eps,
             max_position_embeddings=facts.max_positions,
-            rope_parameters={"rope_type": "default", "rope_theta": facts.rope_theta},
+            rope_parameters={"rope_type": "default", "rope_theta": facts.rope.theta},
             tie_word_embeddings=facts.tied,
             bos_token_id=None,
             eos_token_id=None,
