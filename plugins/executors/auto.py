@@ -9,8 +9,8 @@ from ...core.hookspecs import Register, hookimpl
 from ...core.messages import StepLaunch, StepResult
 from ...core.policy import Executor, ExecutorInfo, SampleOutput
 from ..settings import Config
+from .packed_linear import has_bf16_instructions
 from .torch import TorchExecutor
-from .torch_ops import has_bf16_instructions
 
 
 def choose(config: Config) -> tuple[Executor, str]:

@@ -21,7 +21,7 @@ from .dtypes import resolve
 from .foreign import load_foreign
 from .loaded import Loaded
 from .native import load_native
-from .torch_ops import has_bf16_instructions
+from .packed_linear import has_bf16_instructions
 
 
 class TorchExecutor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mainspring.core.messages import GrantedRow, StepLaunch
-from mainspring.plugins.executors import torch_ops
+from mainspring.plugins.executors import torch_views
 from mainspring.plugins.executors.batch import Limits, StepBatch, build
 from mainspring.plugins.executors.ops import HeadShape, KVShape
 from mainspring.plugins.executors.plain_ops import PlainOps
@@ -74,7 +74,7 @@ def test_logits_agree(
     gather_limit: int | None,
 ) -> None:
     if gather_limit is not None:
-        monkeypatch.setattr(torch_ops, "MAX_GATHER_BYTES", gather_limit)  # every decode row on its own
+        monkeypatch.setattr(torch_views, "MAX_GATHER_BYTES", gather_limit)  # every decode row on its own
     with torch.inference_mode():
         (plain, plain_ops), (fast, fast_ops) = backends(dtype, kv_dtype)
         for batch in steps():
