@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import EngineFault
-from ...core.messages import GrantedRow, StepLaunch
+
+if TYPE_CHECKING:  # a machine with nothing but torch and NumPy can run the operators
+    from ...core.messages import GrantedRow, StepLaunch
 
 Ints = NDArray[np.int32]
 

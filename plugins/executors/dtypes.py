@@ -9,11 +9,14 @@ take float32 memory, and are counted so.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from ...core.config import ExecutorConfig
 from ...core.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from ...core.config import ExecutorConfig
 
 NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 #: What keys and values may be kept in; int8 has one float32 scale per token and head beside it.

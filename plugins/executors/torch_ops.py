@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from ...core.config import SchedulerConfig
-from ..models.config import LlamaConfig
 from ..models.rope import Rotary
 from .batch import StepBatch
 from .dtypes import SCALE, Formats, quantise
 from .ops import HeadShape, KVShape
 from .packed_linear import PackedLinear
 from .torch_views import MAX_GATHER_BYTES, DecodeRows, PrefillRow, View, Views
+
+if TYPE_CHECKING:
+    from ...core.config import SchedulerConfig
+    from ..models.config import LlamaConfig
 
 
 @dataclass(frozen=True, slots=True)
