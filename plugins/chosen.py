@@ -18,13 +18,16 @@ class Choice(NamedTuple):
 
 def chosen(config: Config) -> list[Choice]:
     """Every selected plugin, in the order in which they are built."""
-    wrappers = [{"use": entry} if isinstance(entry, str) else dict(entry) for entry in config.scheduler.wrap]
+    shadow = config.scheduler.shadow
+    wrap = [*config.scheduler.wrap, *(shadow.wrap if shadow.use else ())]
+    wrappers = [{"use": entry} if isinstance(entry, str) else dict(entry) for entry in wrap]
     return [
         Choice("executor", config.executor.use, config.executor.options),
         Choice("allocator", config.allocator.use, config.allocator.options),
         Choice("sampler", config.sampler.use, config.sampler.options),
         Choice("host", "standard", {}),  # the only one there is: no key of plugins.toml changes it
         Choice("scheduler", config.scheduler.use, config.scheduler.options),
+        *([Choice("scheduler", shadow.use, shadow.options)] if shadow.use else []),
         *(Choice("wrapper", str(entry.pop("use", "")), entry) for entry in wrappers),
         *(Choice("gateway", name, {}) for name in config.gateways),
     ]

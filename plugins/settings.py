@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from ..core import config as core
 from ..core.config import NonNegFloat, NonNegInt, PosFloat, PosInt, Section
+
+
+class ShadowConfig(Section, frozen=True):
+    """A second policy that is asked at every step and never obeyed."""
+
+    use: str = ""  # "": none
+    wrap: tuple[str | dict[str, Any], ...] = ()
+    seed: int = 0
+    options: dict[str, Any] = {}
+
+
+class SchedulerConfig(core.SchedulerConfig, frozen=True):
+    shadow: ShadowConfig = ShadowConfig()
 
 
 class ModelConfig(Section, frozen=True):
@@ -57,6 +70,7 @@ class LogConfig(Section, frozen=True):
 class Config(core.Config, frozen=True):
     """Everything that ``plugins.toml`` and ``--set`` may say."""
 
+    scheduler: SchedulerConfig = SchedulerConfig()
     model: ModelConfig = ModelConfig()
     server: ServerConfig = ServerConfig()
     journal: JournalConfig = JournalConfig()

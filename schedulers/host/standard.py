@@ -38,6 +38,7 @@ from ...core.request import Status
 from .guard import Guard, Watch
 from .planner import Planner
 from .record import Request
+from .shadow import Shadow
 from .step_time import StepTime
 
 log = structlog.get_logger("mainspring.scheduler")
@@ -81,6 +82,7 @@ class SchedulerHost:
         self._emit: list[m.EmitRow] = []
         self._deadlines: list[tuple[float, str]] = []
         self._awake = False
+        self.shadow = self._new_shadow(config, 0.0)
         self._handlers: dict[type[m.Message], Callable[[Any, float], Iterable[m.Message] | None]] = {
             m.Submit: self._submit,
             m.Cancel: self._cancel,
@@ -94,12 +96,21 @@ class SchedulerHost:
             m.Wake: self._wake,
         }
 
-    def _new_guard(self, config: SchedulerConfig) -> Guard:
-        pool = self.allocator
+    def _new_guard(self, config: SchedulerConfig, policy: Any = None) -> Guard:
+        """``policy`` names one (use, options, wrap, seed) if it is not that of ``config``."""
+        pool, policy = self.allocator, policy or config
         context = PolicyContext(
-            config.token_budget, config.max_running, pool.num_blocks, pool.block_size, Random(config.seed)
+            config.token_budget, config.max_running, pool.num_blocks, pool.block_size, Random(policy.seed)
         )
-        return Guard(make_policy(self._make, config, context), config.use, self._clock, watch=self._watch)
+        return Guard(make_policy(self._make, policy, context), policy.use, self._clock, watch=self._watch)
+
+    def _new_shadow(self, config: SchedulerConfig, now: float) -> Shadow | None:
+        """The second policy, if the table names one: it is asked too, and its answers go to the journal."""
+        policy = getattr(config, "shadow", None)
+        if policy is None or not policy.use:
+            return None
+        requests = [request.view for request in self.records.values()]
+        return Shadow(self._new_guard(config, policy), config.max_bypass, requests, now)
 
     @property
     def num_running(self) -> int:
@@ -108,6 +119,10 @@ class SchedulerHost:
     @property
     def num_waiting(self) -> int:
         return len(self.records) - len(self.running)
+
+    @property
+    def _listens(self) -> bool:
+        return self.planner.listens or (self.shadow is not None and self.shadow.planner.listens)
 
     @property
     def num_in_flight(self) -> int:
@@ -142,11 +157,11 @@ class SchedulerHost:
         old, new = self.config, message.scheduler
         facts = {"old": old.use, "new": new.use, "options": new.options, "wrap": new.wrap, "step": self.step}
         try:
-            guard = self._new_guard(new)
+            guard, shadow = self._new_guard(new), self._new_shadow(new, now)
             self.planner.swap(guard, [request.view for request in self.records.values()], now)
         except Exception as error:  # noqa: BLE001 - a hand-over that fails leaves the old policy in place
             return [m.Note("", "scheduler.swap_failed", {**facts, "error": f"{type(error).__name__}: {error}"})]
-        self.config = new
+        self.config, self.shadow = new, shadow
         return [m.Note("", "scheduler.swapped", facts)]
 
     # --- arrivals and ends -------------------------------------------------------------------------------------------
@@ -172,6 +187,8 @@ class SchedulerHost:
         if message.deadline is not None:
             heapq.heappush(self._deadlines, (message.deadline, message.rid))
         self._emit.append(m.EmitRow(message.rid))
+        if self.shadow:
+            self.shadow.admit(request.view, SchedulerView(self, now))
         self._event("arrived", request, 0, now)
 
     def _inherit(self, message: m.Submit, parent_rid: str) -> m.Submit:
@@ -302,7 +319,7 @@ class SchedulerHost:
             if request.first_token is None:
                 request.first_token = now
             reason, stop = self._ending(request, token)
-            if self.planner.listens:
+            if self._listens:
                 self._event("tokens", request, 1, now)
             if reason is None:
                 self._emit.append(m.EmitRow(rid, (token,)))
@@ -351,6 +368,8 @@ class SchedulerHost:
         if fault:
             self.planner.reject("schedule", fault)
             decision = self._first_come()
+        if self.shadow and (facts := self.shadow.compare(SchedulerView(self, now), decision)):
+            return [m.Note("", "scheduler.shadow", facts), *self._apply(decision, now)]
         return self._apply(decision, now)
 
     def _fault(self, decision: Decision, now: float) -> str:
@@ -400,7 +419,7 @@ class SchedulerHost:
         rows: list[m.Row] = []
         for rid in decision.preempt:
             self._preempt(self.running[rid], now)
-        draft, listens = self.draft(), self.planner.listens
+        draft, listens = self.draft(), self._listens
         for rid, wish in decision.rows:
             request, cached = self.records[rid], None
             if rid not in self.running:
@@ -491,7 +510,10 @@ class SchedulerHost:
         self._event("preempted", request, 0, now)
 
     def _event(self, kind: EventKind, request: Request, num_tokens: int, now: float) -> None:
-        self.planner.on_event(Event(kind, request.view, num_tokens, now))
+        event = Event(kind, request.view, num_tokens, now)
+        self.planner.on_event(event)
+        if self.shadow:
+            self.shadow.on_event(event)
 
     def check(self) -> None:
         """Conservation: every record stands in exactly one place, and nothing of the ended ones is left."""
@@ -504,7 +526,7 @@ class SchedulerHost:
 
     def stats(self) -> Mapping[str, float]:
         now = {"running": self.num_running, "waiting": self.num_waiting, "in_flight": self.num_in_flight}
-        return {**now, **self.counters, **self.planner.stats()}
+        return {**now, **self.counters, **self.planner.stats(), **(self.shadow.stats() if self.shadow else {})}
 
 
 def make_policy(make: Callable[..., Any], config: SchedulerConfig, context: PolicyContext) -> SchedulerPolicy:

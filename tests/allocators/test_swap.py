@@ -284,7 +284,7 @@ def generate(
     """Greedy ids of all prompts at once, and the allocator's figures."""
     config = settings.Config(
         paranoid=True,
-        scheduler=SchedulerConfig(depth=depth, token_budget=16),
+        scheduler=settings.SchedulerConfig(depth=depth, token_budget=16),
         allocator=AllocatorConfig(use="prefix", block_size=4, num_blocks=num_blocks, options=options),
         executor=ExecutorConfig(threads=1, weights="fp32", dtype="fp32", kv_dtype="fp32"),
         model=settings.ModelConfig(path=str(folder)),

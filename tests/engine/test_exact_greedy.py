@@ -13,11 +13,11 @@ from typing import Any, Literal
 import pytest
 from tests.support import one_second
 
-from mainspring.core.config import AllocatorConfig, ExecutorConfig, SchedulerConfig
+from mainspring.core.config import AllocatorConfig, ExecutorConfig
 from mainspring.core.messages import SamplingParams, Submit
 from mainspring.plugins.executors.torch import TorchExecutor
 from mainspring.plugins.models.embedded import default_model_path
-from mainspring.plugins.settings import Config
+from mainspring.plugins.settings import Config, SchedulerConfig
 from mainspring.plugins.simulator import Simulator
 
 pytestmark = pytest.mark.slow

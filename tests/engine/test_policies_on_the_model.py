@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.support import one_second
 
-from mainspring.core.config import AllocatorConfig, ExecutorConfig, SchedulerConfig
+from mainspring.core.config import AllocatorConfig, ExecutorConfig
 from mainspring.core.messages import SamplingParams, StepLaunch, StepResult, Submit
 from mainspring.core.policy import ExecutorInfo
 from mainspring.core.registry import Registry
 from mainspring.plugins.executors.torch import TorchExecutor
-from mainspring.plugins.settings import Config
+from mainspring.plugins.settings import Config, SchedulerConfig
 from mainspring.plugins.simulator import Simulator
 from mainspring.plugins.text.tokenizer import load_text_model
 

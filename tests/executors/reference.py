@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from mainspring.core.config import AllocatorConfig, ExecutorConfig, SchedulerConfig
+from mainspring.core.config import AllocatorConfig, ExecutorConfig
 from mainspring.core.messages import SamplingParams, Submit
-from mainspring.plugins.settings import Config, ModelConfig
+from mainspring.plugins.settings import Config, ModelConfig, SchedulerConfig
 from mainspring.plugins.simulator import Simulator
 
 BASE: dict[str, Any] = {"tie_word_embeddings": False, "max_position_embeddings": 256}

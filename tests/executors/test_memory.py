@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.core.config import AllocatorConfig, ExecutorConfig, SchedulerConfig
+from mainspring.core.config import AllocatorConfig, ExecutorConfig
 from mainspring.core.errors import ConfigError
 from mainspring.plugins.executors.memory import available_bytes, kv_bytes, parse, plan, show
-from mainspring.plugins.settings import Config
+from mainspring.plugins.settings import Config, SchedulerConfig
 
 MIB, GIB = 2**20, 2**30
 

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from mainspring.core.clock import MonotonicClock
-from mainspring.core.config import AllocatorConfig, SamplerConfig, SchedulerConfig, check_options
+from mainspring.core.config import AllocatorConfig, SamplerConfig, check_options
 from mainspring.core.kernel import Kernel
 from mainspring.core.messages import SamplingParams, Submit
 from mainspring.core.registry import Registry
 from mainspring.plugins.control import Control
 from mainspring.plugins.executors.thread import ExecutorThread
 from mainspring.plugins.journal import Journal
-from mainspring.plugins.settings import Config
+from mainspring.plugins.settings import Config, SchedulerConfig
 from mainspring.plugins.testing.fake_executor import FakeExecutor
 from mainspring.plugins.wire.control_v1 import ControlSession
 
