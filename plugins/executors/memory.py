@@ -95,21 +95,37 @@ def num_host_blocks(config: Config) -> int:
     return int(config.allocator.options.get("host_blocks", 0))
 
 
-def plan(config: Config, weights: int, workspace: int, block_bytes: int, max_context: int, available: int) -> Ledger:
+def plan(
+    config: Config,
+    weights: int,
+    workspace: int,
+    block_bytes: int,
+    max_context: int,
+    available: int,
+    host_available: int | None = None,
+) -> Ledger:
     """Decide the number of KV blocks.
 
     ``executor.memory`` bounds weights + workspace + KV, host blocks included; "auto" is the smaller of 4 GiB and a
-    quarter of ``available``.
+    quarter of ``available``.  With ``host_available``, ``available`` is memory of a device, of which "auto" takes nine
+    tenths, and host blocks are taken from the host's.
     ``allocator.num_blocks`` overrides the number, but not the memory there is.  No more blocks are made than
     ``scheduler.max_running`` requests of ``max_context`` tokens can fill.  Raises ConfigError with sizes.
     """
     asked, block_size = config.executor.memory, config.allocator.block_size
-    if asked == "auto":
+    if asked != "auto":
+        budget, origin = parse(asked), "executor.memory"
+    elif host_available is None:
         budget, origin = min(DEFAULT_BUDGET, available // 4), "a quarter of the free memory, at most 4 GiB"
     else:
-        budget, origin = parse(asked), "executor.memory"
+        budget, origin = available * 9 // 10, "nine tenths of the device's free memory"
     host_kv = num_host_blocks(config) * block_bytes
-    fixed = weights + workspace + host_kv
+    fixed = weights + workspace + (host_kv if host_available is None else 0)
+    if host_available is not None and host_kv > host_available:
+        raise ConfigError(
+            f"allocator.options.host_blocks = {num_host_blocks(config)}: blocks of {show(block_bytes)} need "
+            f"{show(host_kv)} of the host's memory, and {show(host_available)} are free"
+        )
     if num_blocks := config.allocator.num_blocks:
         need, option, budget, origin = fixed + num_blocks * block_bytes, "allocator.num_blocks", available, "free"
     else:

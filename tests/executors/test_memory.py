@@ -100,3 +100,19 @@ def test_cgroup_limits_bound_what_is_free(tmp_path: Path) -> None:
     (box / "memory.max").write_text(str(GIB))
     (box / "memory.current").write_text(str(2 * GIB))
     assert available_bytes(proc, cgroup) == 0
+
+
+def test_blocks_of_a_host_beside_a_device_are_not_the_devices() -> None:
+    options = {"host_blocks": 8}
+    settings = Config(allocator=AllocatorConfig(options=options), scheduler=SchedulerConfig(max_running=1))
+    ledger = plan(settings, 100 * MIB, 28 * MIB, MIB, 4096, 140 * MIB * 10 // 9 + 1, host_available=8 * MIB)
+    assert (ledger.num_blocks, ledger.host_kv) == (12, 8 * MIB)
+    with pytest.raises(ConfigError, match=r"host_blocks = 8: blocks of 1\.00 MiB need 8\.00 MiB .* 7\.00 MiB are free"):
+        plan(settings, 100 * MIB, 28 * MIB, MIB, 4096, 64 * GIB, host_available=7 * MIB)
+
+
+def test_of_a_device_nine_tenths_are_taken() -> None:
+    settings = Config(scheduler=SchedulerConfig(max_running=256))
+    assert plan(settings, GIB, 0, MIB, 65536, 100 * GIB, host_available=GIB).num_blocks == 89 * 1024
+    with pytest.raises(ConfigError, match="nine tenths of the device's free memory"):
+        plan(settings, 10 * GIB, 0, MIB, 4096, 10 * GIB, host_available=GIB)
