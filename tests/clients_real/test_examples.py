@@ -1,60 +1,73 @@
-"""The examples run as they are: Python, the client library, Node and a browser where these are installed."""
+"""The examples run as they are: Python, the client library, Node, and a page in a browser."""
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-import subprocess
+import contextlib
+import functools
+import http.server
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ..gateways.fakes import PIECES, Served, serve
+from ..gateways.fakes import PIECES, serve
+from .browser import open_page
+from .environment import EXAMPLES, ROOT, browser, node_major, run
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
-EXAMPLES = Path(__file__).parents[2] / "examples" / "clients"
 EXPECTED = "".join(PIECES[number % len(PIECES)] for number in range(16))
-
-
-async def run(served: Served, *command: str) -> str:
-    """Standard output of a command that must succeed."""
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    out, errors = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 0, errors.decode()
-    return out.decode()
 
 
 @pytest.mark.parametrize("name", ["stream.py", "resume.py"])
 async def test_python(name: str) -> None:
     async with serve() as served:
-        assert await run(served, sys.executable, str(EXAMPLES / name), served.url) == EXPECTED + "\n"
-
-
-def node_with_websocket() -> list[str]:
-    """The command, or nothing if there is none: WebSocket came with Node 20, behind a flag at first."""
-    node = shutil.which("node")
-    if node is None:
-        return []
-    version = subprocess.run([node, "-p", "process.versions.node"], capture_output=True, check=True, text=True).stdout
-    major = int(version.partition(".")[0])
-    return [node] if major >= 22 else [node, "--experimental-websocket"] if major >= 20 else []
+        out = await run(sys.executable, str(EXAMPLES / name), served.url, PYTHONPATH=str(ROOT / "src"))
+    assert out == EXPECTED + "\n"
 
 
 async def test_node() -> None:
-    command = await asyncio.to_thread(node_with_websocket)
-    if not command:
-        pytest.skip("no Node with WebSocket")
+    """WebSocket came with Node 20, behind a flag at first."""
+    major = node_major()
+    if major < 20:
+        pytest.skip(f"Node {major} has no WebSocket")
+    flags = ["--experimental-websocket"] if major < 22 else []
     async with serve() as served:
-        assert await run(served, *command, str(EXAMPLES / "stream.mjs"), served.url) == EXPECTED + "\n"
+        assert await run("node", *flags, str(EXAMPLES / "stream.mjs"), served.url) == EXPECTED + "\n"
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's own name
+        """Nothing."""
+
+
+@contextlib.contextmanager
+def web_server(folder: Path) -> Iterator[str]:
+    """The folder's files over HTTP, as `python -m http.server` gives them."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=folder)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+OPENS = (
+    "new Promise(r => {{ const w = new WebSocket('{url}'); w.onopen = () => r(true); w.onerror = () => r(false); }})"
+)
 
 
 async def test_a_page_in_a_browser() -> None:
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
-        pytest.skip("no browser")
-    async with serve(allow_origins=("null",)) as served:
-        page = f"file://{EXAMPLES / 'stream.html'}?url={served.url}"
-        options = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000", "--dump-dom")
-        shown = await run(served, browser, *options, page)
-        assert EXPECTED in shown
+    """H, F9: the example runs in a page of this machine; a page of another site can't even connect."""
+    command = browser()
+    with web_server(EXAMPLES) as site:
+        async with serve() as served, open_page(command, f"{site}/stream.html?url={served.url}") as page:
+            assert await page.until_title("done", "error") == "done"
+            assert await page.evaluate("document.getElementById('out').textContent") == EXPECTED
+            assert await page.evaluate(OPENS.format(url=served.url)) is True
+            await page.visit(site.replace("127.0.0.1", "evil.localhost") + "/stream.html?url=ws://127.0.0.1:1")
+            assert await page.evaluate("location.hostname") == "evil.localhost"
+            assert await page.evaluate(OPENS.format(url=served.url)) is False

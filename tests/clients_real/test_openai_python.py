@@ -1,122 +1,93 @@
-"""The unmodified openai-python package against the gateway; skipped where it is not installed."""
+"""The unmodified openai-python and openai-agents packages, with the WebSocket library that they ask for."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 from typing import Any
 
 import pytest
 
-from ..gateways.fakes import PIECES, serve
+from mainspring.plugins.schema import GenerateRequest
 
-openai = pytest.importorskip("openai")
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning"),
-]
-TERMINALS = ("response.completed", "response.incomplete", "response.failed")
+from ..gateways.fakes import PIECES, Served, serve
+from .environment import SCRIPTS, need, output, report, start
 
-
-def text_of(events: list[Any]) -> str:
-    return "".join(event.delta for event in events if event.type == "response.output_text.delta")
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+WHOLE = "".join(PIECES)
 
 
-async def test_async_connection_streams_continues_and_hears_of_errors() -> None:
-    """E7: stream, continuation, error, warm-up and steer refusal on one connection."""
+def base(served: Served) -> str:
+    return f"http://127.0.0.1:{served.gateway.port}/v1"
+
+
+def stops(request: GenerateRequest) -> str:
+    """Every answer ends as the model would end it."""
+    return "stop"
+
+
+async def test_responses_over_websocket_asynchronous_and_blocking() -> None:
+    """H, E7, F13, F14: stream, continuation, errors, warm-up, lanes, a refused steer, cancel, on one connection."""
     async with serve() as served:
-        client = openai.AsyncOpenAI(api_key="sk-any", base_url=f"http://127.0.0.1:{served.gateway.port}/v1")
-        async with client.responses.connect() as connection:
-
-            async def run(**fields: Any) -> list[Any]:
-                await connection.response.create(**{"model": "tiny", "input": "hi", "max_output_tokens": 5, **fields})
-                events: list[Any] = []
-                async for event in connection:
-                    events.append(event)
-                    if event.type in (*TERMINALS, "error"):
-                        return events
-                raise AssertionError("the stream ended without a terminal")
-
-            first = await run()
-            assert text_of(first) == "".join(PIECES)
-            assert first[-1].response.output_text == "".join(PIECES)
-            assert first[-1].response.usage.output_tokens == 5
-            second = await run(previous_response_id=first[-1].response.id)
-            assert second[-1].response.previous_response_id == first[-1].response.id
-            (error,) = await run(previous_response_id="resp_nope")
-            assert error.error.code == "previous_response_not_found"
-            warm = await run(generate=False)
-            assert (warm[-1].type, warm[-1].response.output) == ("response.completed", [])
-            lanes = await run(stream_id="a")
-            assert {event.stream_id for event in lanes} == {"a"}
-        await client.close()
+        seen = await report("openai_responses.py", base(served))
+    assert (seen["text"], seen["output_text"], seen["output_tokens"]) == (WHOLE, WHOLE, 5)
+    assert seen["types"][0] == "response.created" and seen["types"][-1] == "response.incomplete"
+    assert seen["continues"] == seen["first_id"]
+    assert seen["unknown_parent"] == ["previous_response_not_found", 400]
+    assert seen["warm"] == ["response.completed", []] and seen["lane_of_warm"] is None
+    assert set(seen["lanes"]) == {"a", "b"}
+    assert seen["lanes"] != sorted(seen["lanes"]), "the lanes did not interleave"
+    assert seen["tools"] == ["unsupported_parameter", "tools"]
+    assert seen["steer"] == "steering_not_supported"
+    assert seen["cancelled"] == ["response.incomplete", "cancelled"]
+    assert (seen["models"], seen["blocking"]) == (["tiny"], WHOLE)
 
 
-def run_sync(port: int) -> tuple[str, str]:
-    client = openai.OpenAI(api_key="sk-any", base_url=f"http://127.0.0.1:{port}/v1")
-    with client, client.responses.connect() as connection:
-        connection.response.create(model="tiny", input="hi", max_output_tokens=5)
-        events = []
-        for event in connection:
-            events.append(event)
-            if event.type in TERMINALS:
-                break
-        models = client.models.list()
-        return text_of(events), models.data[0].id
-
-
-async def test_sync_connection_and_the_list_of_models() -> None:
+async def test_a_restart_is_no_clean_end_and_is_survived_by_who_reconnects() -> None:
+    """G2: 1012 raises where nothing was agreed, so that no program takes a cut answer for a whole one."""
+    python = need("python") / "bin" / "python"
     async with serve() as served:
-        assert await asyncio.to_thread(run_sync, served.gateway.port) == ("".join(PIECES), "tiny")
-
-
-async def test_a_drain_is_no_clean_end_for_the_sdk() -> None:
-    """G2: 1012 raises, so that no program takes a cut answer for a whole one."""
-    async with serve() as served:
-        client = openai.AsyncOpenAI(api_key="sk-any", base_url=f"http://127.0.0.1:{served.gateway.port}/v1")
-        async with client.responses.connect() as connection:
-            await connection.response.create(model="tiny", input="hi", max_output_tokens=10**6)
-            seen: list[str] = []
-
-            async def read() -> None:
-                async for event in connection:
-                    seen.append(event.type)  # noqa: PERF401 - what came before the exception is looked at
-
-            reading = asyncio.create_task(read())
-            await served.text.until_live(1)
-            await served.gateway.drain()
-            with pytest.raises(Exception, match="1012"):
-                await reading
-            assert seen[-1] == "response.incomplete"
-        await client.close()
+        process = await start(str(python), str(SCRIPTS / "openai_reconnect.py"), base(served))
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"streaming\n"
+        await served.gateway.drain()
+        await served.gateway.start(served.port)
+        without, reconnecting = json.loads(await output(process))
+    assert without["last"] == "response.incomplete"
+    assert "1012" in without["error"]
+    assert reconnecting == {"codes": [1012], "incomplete": 2}
 
 
 async def test_realtime_text() -> None:
-    """Session, item, response, cancel, and a cancel of nothing."""
+    """H: session, item, response, cancel, and a cancel of nothing."""
     async with serve(token_s=0.002) as served:
-        client = openai.AsyncOpenAI(api_key="sk-any", base_url=f"http://127.0.0.1:{served.gateway.port}/v1")
-        async with client.realtime.connect(model="tiny") as connection:
-            await connection.session.update(
-                session={"type": "realtime", "output_modalities": ["text"], "instructions": "be brief"}
-            )
-            content = [{"type": "input_text", "text": "hi"}]
-            await connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})
-            await connection.response.create(response={"max_output_tokens": 5})
-            events: list[Any] = []
+        seen = await report("openai_realtime.py", base(served))
+    assert (seen["text"], seen["done"]) == (WHOLE, ["incomplete", 5])
+    assert {"session.created", "session.updated", "conversation.item.added"} <= set(seen["types"])
+    assert (seen["cancelled"], seen["nothing_to_cancel"]) == ("cancelled", "response_cancel_not_active")
 
-            async def until(kind: str) -> Any:
-                async for event in connection:
-                    events.append(event)
-                    if event.type == kind:
-                        return event
-                raise AssertionError(kind)
 
-            done = await until("response.done")
-            assert text_of(events) == "".join(PIECES)
-            assert (done.response.status, done.response.usage.output_tokens) == ("incomplete", 5)
-            await connection.response.create()
-            await until("response.output_text.delta")
-            await connection.response.cancel()
-            assert (await until("response.done")).response.status == "cancelled"
-            await connection.response.cancel()
-            assert (await until("error")).error.code == "response_cancel_not_active"
-        await client.close()
+async def test_http_streaming_and_not() -> None:
+    """H: chat completions, completions and responses."""
+    pytest.importorskip("uvicorn")
+    from mainspring.plugins.gateways.http import HttpGateway
+
+    async with serve(kind=HttpGateway) as served:
+        seen = await report("openai_http.py", base(served))
+    assert seen["chat"] == [WHOLE, 5, "length"]
+    assert (seen["chunks"], seen["chunk_usage"]) == (WHOLE, 5)
+    assert seen["completion"] == seen["response"] == seen["events"] == WHOLE
+    assert seen["refused"] == ["BadRequestError", "unsupported_parameter", "tools"]
+    assert seen["no_model"] == ["NotFoundError", "model_not_found", "model"]
+
+
+async def test_agents_take_two_turns_on_one_connection() -> None:
+    """H, F13: openai-agents always sends ``stream``, and takes the text from the terminal event."""
+    async with serve() as served:
+        served.text.steer = stops
+        seen: dict[str, Any] = await report("agents_ws.py", base(served))
+    assert seen["first"] == seen["deltas"] == seen["second"] == WHOLE
+    assert seen["output_tokens"] == 5
+    assert "previous_response_not_found" in seen["unknown_parent"]
+    turns = [[(one["role"], one["content"]) for one in request.messages or ()] for request in served.text.requests]
+    assert turns[0] == [("system", "be brief"), ("user", "hi")]
+    assert turns[1] == [*turns[0], ("assistant", WHOLE), ("user", "and?")]

@@ -69,7 +69,8 @@ class _Generation:
 class FakeText:
     """Emits ``max_tokens`` pieces of text, one every ``token_s`` seconds, for every request.
 
-    The prompt steers it: "hold" waits for a cancel, "refuse" fails before the start, "boom" fails after two tokens.
+    The prompt steers it: "hold" waits for a cancel, "refuse" fails before the start, "boom" fails after two tokens,
+    "stop" ends as a model does.
     """
 
     def __init__(self, token_s: float = 0.001) -> None:
@@ -139,7 +140,7 @@ class FakeText:
             live.num_output += 1
             if prompt == "boom" and live.num_output == 2:
                 return self._end(rid, FinishReason.ERROR, Failure("server_error", "the executor failed"))
-        return self._end(rid, FinishReason.LENGTH)
+        return self._end(rid, FinishReason.STOP if prompt == "stop" else FinishReason.LENGTH)
 
     def _end(self, rid: str, reason: FinishReason, failure: Failure | None = None) -> None:
         live = self._live.pop(rid)
