@@ -30,6 +30,7 @@ class SchedulerConfig(Section, frozen=True):
     depth: Literal[1, 2] = 1  # steps in flight at once
     max_bypass: NonNegInt = 16  # later requests that may pass one that does not fit, before it blocks the queue
     watermark: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0  # share of blocks kept free on admission
+    pause_hold_s: NonNegFloat = 5.0  # a paused request keeps its blocks for so long, then it is preempted
     wrap: tuple[str | dict[str, Any], ...] = ()  # wrappers, outermost first: a name, or a table with use and options
     seed: int = 0  # of the policy's generator
     options: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from mainspring.core.config import SchedulerConfig
 from mainspring.core.policy import Decision, Event, PolicyContext, SchedulerPolicy, SchedulerView
 from mainspring.core.registry import Registry
 from mainspring.core.request import RequestView
-from mainspring.schedulers.host.standard import make_policy
+from mainspring.schedulers.host.build import make_policy
 from mainspring.testing import ALWAYS, CLAIMS, Trial
 
 GUIDE = Path(__file__).parents[1] / "docs" / "write_a_policy.md"

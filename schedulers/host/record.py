@@ -15,7 +15,7 @@ LIFECYCLE: dict[Status, frozenset[Status]] = {
 
 
 class Request:
-    """Everything the host knows about one request.  Only ``core.scheduling`` mutates it."""
+    """Everything the host knows about one request.  Only the host mutates it."""
 
     def __init__(self, submit: Submit, seq: int, arrival: float, limit: int) -> None:
         self.submit, self.rid, self.seq, self.arrival = submit, submit.rid, seq, arrival
@@ -23,11 +23,12 @@ class Request:
         self.num_prompt_tokens = len(submit.prompt_ids)
         self.output_ids: list[int] = []
         self.status = Status.WAITING
-        self.paused = False
+        self.patience: float | None = None  # paused, and until when it may keep its blocks
         self.num_computed_tokens = 0
         self.num_pending = 0  # ids being sampled in launched steps
         self.num_cached_tokens = 0  # of the prompt, at first admission
         self.num_preemptions = 0
+        self.num_lost_tokens = 0  # computed before the last preemption, and not taken back since
         self.first_scheduled: float | None = None
         self.first_token: float | None = None
         self.view = RequestView(self)
@@ -46,7 +47,7 @@ class Request:
         """Known but not computed: what it could be given now.  0 when paused, when the ids in flight will end it by
         length, or (preempted) while one of its ids is still being sampled."""
         known = self.num_tokens
-        if known >= self.limit or self.paused or (self.num_pending and self.status is not Status.RUNNING):
+        if known >= self.limit or self.patience is not None or (self.num_pending and self.status is not Status.RUNNING):
             return 0
         return known - self.num_computed_tokens
 

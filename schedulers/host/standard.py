@@ -7,21 +7,18 @@ planned while another is in flight (``depth`` 2): in-flight tokens count as comp
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from random import Random
 from types import MappingProxyType
 from typing import Any, Literal
 
-import msgspec
 import structlog
 
 from ...core import messages as m
 from ...core.clock import Clock
 from ...core.config import SchedulerConfig
-from ...core.errors import ClientError, EngineFault, MainspringError, PluginError
+from ...core.errors import ClientError, EngineFault
 from ...core.hookspecs import Register, hookimpl
 from ...core.policy import (
     AllocationDraft,
@@ -31,11 +28,14 @@ from ...core.policy import (
     ExecutorInfo,
     PolicyContext,
     Sampler,
-    SchedulerPolicy,
     SchedulerView,
 )
 from ...core.request import Status
+from .arrivals import inherit, validate
+from .build import make_policy
+from .decisions import fault_of, first_come
 from .guard import Guard, Watch
+from .moments import Moments
 from .planner import Planner
 from .record import Request
 from .shadow import Shadow
@@ -80,7 +80,7 @@ class SchedulerHost:
         self._released: list[str] = []
         self._preempted: list[str] = []
         self._emit: list[m.EmitRow] = []
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines, self._pauses = Moments(), Moments()
         self._awake = False
         self.shadow = self._new_shadow(config, 0.0)
         self._handlers: dict[type[m.Message], Callable[[Any, float], Iterable[m.Message] | None]] = {
@@ -128,10 +128,6 @@ class SchedulerHost:
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
-    @property
-    def pool_tokens(self) -> int:
-        return self.allocator.num_blocks * self.allocator.block_size
-
     def draft(self) -> AllocationDraft:
         """The allocator's overlay, with what the next plan releases already given back."""
         draft = self.allocator.draft()
@@ -168,11 +164,12 @@ class SchedulerHost:
 
     def _submit(self, message: m.Submit, now: float) -> None:
         try:
-            if message.parent is not None:
-                message = self._inherit(message, message.parent)
-            self._validate(message, now)
+            message = inherit(message, self.running)
+            self._refuse(message.rid)
+            validate(message, self.info, self.allocator, self.sampler, now)
             length = 1 if message.warm else message.forced_length or message.sampling.max_tokens
-            limit = min(len(message.prompt_ids) + length, self.info.max_context, self.pool_tokens)
+            pool_tokens = self.allocator.num_blocks * self.allocator.block_size
+            limit = min(len(message.prompt_ids) + length, self.info.max_context, pool_tokens)
             request = Request(message, self._seq, now, limit)
             if reason := self.planner.admit(request.view, SchedulerView(self, now)):
                 raise ClientError("overloaded", f"refused by policy {self.planner.name}: {reason}")
@@ -185,49 +182,21 @@ class SchedulerHost:
         self._seq += 1
         self.records[message.rid] = request
         if message.deadline is not None:
-            heapq.heappush(self._deadlines, (message.deadline, message.rid))
+            self._deadlines.add(message.deadline, message.rid)
         self._emit.append(m.EmitRow(message.rid))
         if self.shadow:
             self.shadow.admit(request.view, SchedulerView(self, now))
         self._event("arrived", request, 0, now)
 
-    def _inherit(self, message: m.Submit, parent_rid: str) -> m.Submit:
-        """A fork's prompt is all that its parent knows now."""
-        parent = self.running.get(parent_rid)
-        if parent is None:
-            raise ClientError("not_found", f"parent = {parent_rid!r}: no such request is running", "parent")
-        known = parent.known_ids(0, parent.num_known_tokens)
-        return msgspec.structs.replace(message, prompt_ids=known, cache_salt=parent.submit.cache_salt)
-
-    def _validate(self, message: m.Submit, now: float) -> None:
-        num_prompt, vocab, context = len(message.prompt_ids), self.info.vocab_size, self.info.max_context
+    def _refuse(self, rid: str) -> None:
+        """Raises ClientError if nobody, or not this rid, can be taken in now."""
         flying = (row.rid for rows in self._in_flight.values() for row in rows)
-        if message.rid in self.records or message.rid in self._released or message.rid in flying:
-            raise ClientError("duplicate_id", f"request {message.rid!r} is still running", "id")
+        if rid in self.records or rid in self._released or rid in flying:
+            raise ClientError("duplicate_id", f"request {rid!r} is still running", "id")
         if self.draining:
             raise ClientError("draining", "the server is shutting down")
         if self.num_waiting >= self.config.max_waiting:
             raise ClientError("queue_full", f"{self.num_waiting} requests wait, the limit is {self.config.max_waiting}")
-        if not num_prompt:
-            raise ClientError("invalid_request", "the prompt is empty: it needs at least one token", "prompt")
-        if wrong := next((i for i, token in enumerate(message.prompt_ids) if not 0 <= token < vocab), None):
-            text = f"token_ids[{wrong}] = {message.prompt_ids[wrong]} is not in 0..{vocab - 1}"
-            raise ClientError("invalid_request", text, "token_ids")
-        if (most := message.sampling.max_tokens) < 1:
-            raise ClientError("invalid_request", f"max_tokens = {most}, it must be at least 1", "max_tokens")
-        if num_prompt >= context:
-            text = f"the prompt has {num_prompt} tokens; the context limit is {context}, with at least one to generate"
-            raise ClientError("context_length_exceeded", text, "prompt")
-        if num_prompt >= self.pool_tokens:
-            need, have = -(-(num_prompt + 1) // self.allocator.block_size), self.allocator.num_blocks
-            text = f"the prompt needs {need} KV blocks, the whole pool has {have}"
-            raise ClientError("kv_capacity_exceeded", text, "prompt")
-        self.sampler.validate(message.sampling)
-        if message.forced_length is not None and message.forced_length < 1:
-            text = f"forced_length = {message.forced_length}, it must be at least 1"
-            raise ClientError("invalid_request", text, "forced_length")
-        if message.deadline is not None and not message.deadline > now:
-            raise ClientError("deadline_exceeded", "the deadline passed before the request could start", "deadline_ms")
 
     def _end(
         self,
@@ -260,9 +229,17 @@ class SchedulerHost:
         if request := self.records.get(message.rid):
             self._end(request, message.reason, now)
 
-    def _pause(self, message: m.Pause | m.Resume, now: float) -> None:
+    def _pause(self, message: m.Pause | m.Resume, now: float) -> list[m.Message]:
+        """A paused request gets no tokens; one that stays so for long gives its blocks to the others."""
+        until, out = now + self.config.pause_hold_s, list[m.Message]()
         for request in (self.records[rid] for rid in message.rids if rid in self.records):
-            request.paused = isinstance(message, m.Pause)
+            if isinstance(message, m.Resume):
+                request.patience = None
+            elif request.patience is None:
+                request.patience = until
+                self._pauses.add(until, request.rid)
+                out = [m.Alarm(until)]
+        return out
 
     def _stop(self, message: m.Stop, now: float) -> None:
         for rid, kept, string in message.rows:
@@ -281,11 +258,12 @@ class SchedulerHost:
         self._expire(now)
 
     def _expire(self, now: float) -> None:
-        if len(self._deadlines) > 64 + 2 * len(self.records):  # mostly of requests that ended in time
-            self._deadlines = sorted(entry for entry in self._deadlines if entry[1] in self.records)
-        while self._deadlines and self._deadlines[0][0] <= now:
-            if request := self.records.get(heapq.heappop(self._deadlines)[1]):
-                self._end(request, m.FinishReason.DEADLINE, now)
+        for _, rid in self._deadlines.due(now, self.records, len(self.records)):
+            self._end(self.records[rid], m.FinishReason.DEADLINE, now)
+        for moment, rid in self._pauses.due(now, self.running, len(self.running)):
+            if self.running[rid].patience == moment:  # and not of an earlier pause
+                self.counters["paused_too_long"] += 1
+                self._preempt(self.running[rid], now)
 
     def abort_all(self, failure: m.Failure, now: float) -> m.Emit:
         """End everything with ``failure``: the executor is gone and so is the KV.  The host is dropped afterwards, and
@@ -362,56 +340,15 @@ class SchedulerHost:
         self._expire(now)
         try:
             decision = self.planner.plan(SchedulerView(self, now))
-            fault = self._fault(decision, now)
+            fault = fault_of(decision, self, now)
         except Exception as error:  # noqa: BLE001 - a planner that raises costs one decision
             fault = f"{type(error).__name__}: {error}"
         if fault:
             self.planner.reject("schedule", fault)
-            decision = self._first_come()
+            decision = first_come(self)
         if self.shadow and (facts := self.shadow.compare(SchedulerView(self, now), decision)):
             return [m.Note("", "scheduler.shadow", facts), *self._apply(decision, now)]
         return self._apply(decision, now)
-
-    def _fault(self, decision: Decision, now: float) -> str:
-        """Why the decision cannot be used, or ``""``."""
-        seen, total, started = set[str](), 0, 0
-        for rid in decision.preempt:
-            if rid not in self.running or rid in seen:
-                return f"victim {rid!r} is not running or named twice"
-            seen.add(rid)
-        for rid, count in decision.rows:
-            if rid not in self.records or rid in seen:
-                return f"{rid!r} is unknown, preempted or scheduled twice"
-            if not isinstance(count, int) or count < 1:
-                return f"{rid!r} gets {count!r} tokens"
-            seen.add(rid)
-            total += count
-            started += rid not in self.running
-        if total > self.config.token_budget:
-            return f"{total} tokens planned, the budget is {self.config.token_budget}"
-        if started and len(self.running) - len(decision.preempt) + started > self.config.max_running:
-            return f"more than {self.config.max_running} requests would run"
-        if any(not isinstance(count, int) or count < 1 for count in decision.padding):
-            return f"padding {decision.padding!r}"
-        later = decision.wake_at is not None and decision.wake_at > now
-        if not (decision.rows or decision.preempt or self._in_flight or later) and self._could_go_on():
-            return "nothing is scheduled although the engine is idle"
-        return ""
-
-    def _could_go_on(self) -> bool:
-        """Somebody could be served now: a running request, or a waiting one with the pool to itself."""
-        ready = any(request.num_remaining_tokens for request in self.running.values())
-        return ready or (not self.running and bool(self._first_come().rows))
-
-    def _first_come(self) -> Decision:
-        """The safe default: running requests in order of admission, then the others in order of arrival."""
-        budget, rows, slots = self.config.token_budget, [], max(0, self.config.max_running - len(self.running))
-        newcomers = (one for one in self.records.values() if one.rid not in self.running and one.num_remaining_tokens)
-        for request in (*self.running.values(), *(islice(newcomers, slots) if self.admitting else ())):
-            if (count := min(request.num_remaining_tokens, budget)) > 0:
-                rows.append((request.rid, count))
-                budget -= count
-        return Decision(rows)
 
     def _apply(self, decision: Decision, now: float) -> list[m.Message]:
         """Carry out a decision as far as the pool allows."""
@@ -489,7 +426,8 @@ class SchedulerHost:
         if request.first_scheduled is None:
             request.first_scheduled, request.num_cached_tokens = now, min(cached, request.num_prompt_tokens)
         request.move(Status.RUNNING)
-        request.num_computed_tokens = cached
+        self.counters["recomputed_tokens"] += max(0, request.num_lost_tokens - cached)
+        request.num_lost_tokens, request.num_computed_tokens = 0, cached
         self.running[request.rid] = request
         self._event("started", request, cached, now)
         ids = request.known_ids(0, request.num_known_tokens)
@@ -503,9 +441,8 @@ class SchedulerHost:
         del self.running[request.rid]
         request.move(Status.PREEMPTED)
         self._preempted.append(request.rid)
-        self.counters["recomputed_tokens"] += request.num_computed_tokens
         self.counters["preemptions"] += 1
-        request.num_computed_tokens = 0
+        request.num_lost_tokens, request.num_computed_tokens = request.num_computed_tokens, 0
         request.num_preemptions += 1
         self._event("preempted", request, 0, now)
 
@@ -527,24 +464,6 @@ class SchedulerHost:
     def stats(self) -> Mapping[str, float]:
         now = {"running": self.num_running, "waiting": self.num_waiting, "in_flight": self.num_in_flight}
         return {**now, **self.counters, **self.planner.stats(), **(self.shadow.stats() if self.shadow else {})}
-
-
-def make_policy(make: Callable[..., Any], config: SchedulerConfig, context: PolicyContext) -> SchedulerPolicy:
-    """The configured policy inside its wrappers; ``make(slot, use, options, *arguments)`` builds plugins."""
-    use = config.use
-    try:
-        policy: SchedulerPolicy = make("scheduler", use, config.options, context)
-        for entry in reversed(config.wrap):  # the outermost stands first
-            options = {"use": entry} if isinstance(entry, str) else dict(entry)
-            use = str(options.pop("use", ""))
-            policy = make("wrapper", use, options, context, policy)
-    except MainspringError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"scheduler plugin {use!r} cannot be built: {type(error).__name__}: {error}") from error
-    if not isinstance(policy, SchedulerPolicy):
-        raise PluginError(f"wrapper {use!r} made {type(policy).__name__}, expected a SchedulerPolicy")
-    return policy
 
 
 @hookimpl

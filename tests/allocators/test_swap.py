@@ -256,6 +256,7 @@ def test_swapped_requests_are_computed_once(depth: Literal[1, 2]) -> None:
         it.sim.run()
         assert it.outputs() == {"a": expected_ids(ids(30), 30), "b": expected_ids(ids(30, 300), 30)}
         assert it.host.counters["preemptions"] > 0
+        assert (it.host.counters["recomputed_tokens"] > 0) == (preempt == "recompute")
         computed[preempt] = sum(row.count for grant in it.grants for row in grant.rows)
     wasted = depth - 1  # the step in flight when a request ends
     assert 2 * 59 <= computed["swap"] <= 2 * (59 + wasted) < computed["recompute"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
-from tests.support import config, lab, submit
+from tests.support import Lab, config, lab, submit
 
 from mainspring.core.config import SchedulerConfig
 from mainspring.core.messages import (
@@ -25,6 +27,7 @@ from mainspring.plugins.testing.fake_executor import expected_ids
     [
         (submit("bad", ()), "invalid_request", "prompt", "empty"),
         (submit("bad", (5, 1000)), "invalid_request", "token_ids", r"token_ids[1] = 1000 is not in 0..999"),
+        (submit("bad", (1000, 5)), "invalid_request", "token_ids", r"token_ids[0] = 1000 is not in 0..999"),
         (submit("bad", (5, -1)), "invalid_request", "token_ids", r"token_ids[1] = -1"),
         (submit("bad", 3, max_tokens=0), "invalid_request", "max_tokens", "max_tokens = 0"),
         (submit("bad", 100), "context_length_exceeded", "prompt", "100 tokens; the context limit is 100"),
@@ -122,6 +125,43 @@ def test_pause_takes_out_one_request_only() -> None:
     rows = [[row.rid for row in plan.rows] for plan in it.plans if plan.rows]
     assert rows[3:8] == [["B"]] * 5
     assert it.outputs()["A"] == it.outputs()["B"] == expected_ids((10, 11, 12, 13), 10)
+
+
+def held(it: Lab, rid: str) -> int:
+    return it.sim.actors.allocator.held_blocks(rid)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_request_that_stays_paused_gives_its_blocks_to_the_others(depth: Literal[1, 2]) -> None:
+    """A client that does not read keeps its request, not its memory; the text is the same in the end."""
+    it = lab(config(4, pause_hold_s=3.0, depth=depth), num_blocks=8)
+    it.sim.at(0.0, submit("A", 8, 10))
+    it.sim.at(2.5, Pause(("A",)))
+    it.sim.run(until=5.4)
+    assert held(it, "A") >= 3
+    it.sim.run(until=6.6)
+    assert held(it, "A") == 0
+    it.sim.at(7.0, submit("B", 24, 4))  # needs all but one block
+    it.sim.run(until=10.0)
+    assert held(it, "B") == 7
+    it.sim.at(10.5, Resume(("A",)))
+    it.sim.run()
+    assert it.outputs()["A"] == expected_ids(tuple(range(10, 18)), 10)
+    assert it.host.counters["paused_too_long"] == 1
+    it.assert_empty()
+
+
+def test_a_pause_that_ends_in_time_costs_nothing() -> None:
+    """The patience of an earlier pause is not that of a later one."""
+    it = lab(config(4, pause_hold_s=3.0))
+    it.sim.at(0.0, submit("A", 8, 20))
+    for moment in (2.5, 4.5):  # the first pause would run out at 5.5
+        it.sim.at(moment, Pause(("A",)))
+    it.sim.at(4.0, Resume(("A",)))
+    it.sim.at(6.5, Resume(("A",)))
+    it.sim.run()
+    assert it.host.counters["preemptions"] == 0
+    assert it.outputs()["A"] == expected_ids(tuple(range(10, 18)), 20)
 
 
 def test_hold_and_release_admission() -> None:

@@ -14,7 +14,7 @@ from mainspring.core.errors import ConfigError
 from mainspring.core.messages import SamplingParams, Submit
 from mainspring.core.policy import PolicyContext
 from mainspring.core.registry import Registry
-from mainspring.schedulers.host.standard import make_policy
+from mainspring.schedulers.host.build import make_policy
 from mainspring.schedulers.keys.admission import peak_tokens
 
 

@@ -11,7 +11,7 @@ from tests.support import Lab, config, lab, submit
 from mainspring.core.config import SchedulerConfig
 from mainspring.core.policy import PolicyContext, SchedulerPolicy
 from mainspring.core.registry import Registry
-from mainspring.schedulers.host.standard import make_policy
+from mainspring.schedulers.host.build import make_policy
 
 AGEING = {"use": "ageing", "max_wait_s": 20.0}
 

@@ -17,7 +17,7 @@ from mainspring.core.config import SchedulerConfig
 from mainspring.core.errors import ConfigError, MainspringError, PluginError
 from mainspring.core.policy import PolicyContext
 from mainspring.core.registry import Registry
-from mainspring.schedulers.host.standard import make_policy
+from mainspring.schedulers.host.build import make_policy
 
 Install = Callable[..., None]
 
