@@ -146,7 +146,7 @@ def recompute_tax(victims: str, num_blocks: int) -> float:
 
     settings = Config(
         scheduler=SchedulerConfig(options={"victims": victims}, max_running=64),
-        allocator=AllocatorConfig(block_size=16),
+        allocator=AllocatorConfig(use="paged", block_size=16),
     )
     simulator = Simulator(settings, FakeExecutor(num_blocks, 16))
     rng, work = random.Random(12345), 0
