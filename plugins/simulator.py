@@ -46,14 +46,17 @@ class Simulator:
         taps: Sequence[Tap] = (),
         on_emit: Callable[[Emit, float], None] | None = None,
         sampler: str = "scripted",
+        decision_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """``sampler`` names the one in use: ``scripted`` for fakes, ``standard`` for an executor with logits."""
+        """``sampler`` names the one in use: ``scripted`` for fakes, ``standard`` for an executor with logits.
+        ``decision_s``, asked at each launch, are the seconds that planning the step took: it starts so much later.
+        """
         config = msgspec.structs.replace(config, sampler=msgspec.structs.replace(config.sampler, use=sampler))
         self.config, self.clock, self.executor = config, ManualClock(), executor
         self.actors = Actors(config, registry or Registry(), executor.load(lambda _line: None))
         self.emitted: list[Emit] = []
         self._on_emit = on_emit or (lambda emit, _now: self.emitted.append(emit))
-        self._step_time = step_time or LinearStepTime()
+        self._step_time, self._decision_s = step_time or LinearStepTime(), decision_s
         self._free_at = 0.0
         self._order = itertools.count()
         self._heap: list[tuple[float, int, tuple[Message, ...]]] = []
@@ -68,15 +71,24 @@ class Simulator:
         """Post at the present moment."""
         self.router.post(*messages)
 
+    @property
+    def next_moment(self) -> float:
+        """When the next event is due; infinite if there is none."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def post_at(self, moment: float, *messages: Message) -> None:
+        """Go to ``moment``, before whatever else is due then, and post."""
+        self.clock.advance_to(moment)
+        self.router.post(*messages)
+        if self.config.paranoid:
+            self.actors.check()
+
     def run(self, until: float = float("inf"), max_events: int | None = None) -> int:
         """Play events up to ``until``; returns how many were played."""
         played = 0
         while self._heap and self._heap[0][0] <= until and (max_events is None or played < max_events):
             moment, _, messages = heapq.heappop(self._heap)
-            self.clock.advance_to(moment)
-            self.router.post(*messages)
-            if self.config.paranoid:
-                self.actors.check()
+            self.post_at(moment, *messages)
             played += 1
         return played
 
@@ -85,7 +97,7 @@ class Simulator:
         result = self.executor.execute(message, self.actors.sampler.run)
         if not message.rows:
             return
-        launched = max(now, self._free_at)  # with depth 2 a step waits for the one before it
+        launched = max(now + self._decision_s(), self._free_at)  # with depth 2 a step waits for the one before it
         self._free_at = launched + self._step_time(message)
         self.at(self._free_at, msgspec.structs.replace(result, launched=launched, finished=self._free_at))
 

@@ -1,0 +1,36 @@
+"""What a step computes, in four numbers that its time depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ...core.messages import Row
+
+
+class Features(NamedTuple):
+    """``prefill``: prompt tokens computed.  ``decode``: sequences that decode.  ``kv``: KV tokens that decoding reads
+    (the sum of contexts).  ``attention``: sum over prefill chunks of chunk x (context before + chunk / 2)."""
+
+    prefill: float
+    decode: float
+    kv: float
+    attention: float
+
+
+def features_of(rows: Iterable[Row], padding: Iterable[int] = ()) -> Features:
+    """Features of a launch.  A row of one token that samples is a decode; dummy rows are prefill of their length."""
+    prefill = decode = kv = 0
+    attention = 0.0
+    for row in rows:
+        count = row.count
+        if count == 1 and row.samples:
+            decode += 1
+            kv += row.start + 1
+        else:
+            prefill += count
+            attention += count * (row.start + count / 2)
+    for count in padding:
+        prefill += count
+        attention += count * count / 2
+    return Features(prefill, decode, kv, attention)
