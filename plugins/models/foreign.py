@@ -127,7 +127,8 @@ def known_architectures() -> frozenset[str]:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     except ImportError as error:
         raise ConfigError(
-            f"this architecture needs transformers, which is not installed ({error}): `pip install 'transformers>=5'`"
+            f"this architecture needs transformers, which is not installed ({error}): "
+            "`pip install 'mainspring[models]'`"
         ) from error
     found: set[str] = set()
     for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():

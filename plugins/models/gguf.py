@@ -79,6 +79,11 @@ class GgufCheckpoint:
         self._tensors.pop(_DIVISORS, None)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         vocab_size = shapes.get("model.embed_tokens.weight", (0,))[0]
+        tokens = self.metadata.get("tokenizer.ggml.tokens", ())
+        if len(tokens) > vocab_size > 0:
+            raise ConfigError(
+                f"{path}: tokenizer.ggml.tokens: {len(tokens)} tokens for {vocab_size} rows of token_embd.weight"
+            )
         self.config: LlamaConfig = from_gguf(self.metadata, vocab_size, shapes, model_name(path), str(path), divisors)
         if divisors and len(divisors) != self.config.head_dim // 2:
             raise ConfigError(

@@ -27,7 +27,8 @@ def fetch(hub_id: str) -> Path:
         from huggingface_hub.errors import LocalEntryNotFoundError
     except ImportError as error:
         raise ConfigError(
-            f"model.path = {hub_id!r}: there is no such file or folder; a hub id needs `pip install huggingface-hub`"
+            f"model.path = {hub_id!r}: there is no such file or folder; "
+            "a hub id needs `pip install 'mainspring[models]'`"
         ) from error
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(FILES)))

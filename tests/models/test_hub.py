@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,20 @@ def test_what_the_hub_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(ConfigError, match=r"the hub answered: 401 gated$"):
         find_model("some/model")
+
+
+def test_what_is_missing_is_named_by_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r"a hub id needs `pip install 'mainspring\[models\]'`"):
+        find_model("some/model")
+    write_tiny_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["GemmaForCausalLM"]}))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"needs transformers, .*`pip install 'mainspring\[models\]'`"):
+        open_model(tmp_path)
 
 
 def test_a_fetched_folder_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,13 @@
-"""Loading tokenizers and encoding prompts: the embedded model, Hugging Face folders, GGUF vocabularies."""
+"""Loading tokenizers and encoding prompts: the embedded model, Hugging Face folders."""
 
 from __future__ import annotations
 
 import json
-import struct
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -20,7 +18,7 @@ from mainspring.plugins.models.gguf_values import read_metadata
 from mainspring.plugins.settings import ModelConfig
 from mainspring.plugins.text.tokenizer import TextModel, load_text_model
 
-from .vocabularies import byte_fallback, byte_level
+from .vocabularies import byte_level
 
 TALK = [{"role": "user", "content": "Hi <b> & é漢🙂!"}]
 TEXTS = [
@@ -199,96 +197,3 @@ def test_bad_folders_say_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json: expected a JSON object"):
         load(tmp_path)
-
-
-# --- GGUF vocabularies -----------------------------------------------------------------------------------------------
-
-
-def write_gguf(path: Path, tokenizer: Tokenizer, kind: str, **keys: Any) -> Path:
-    """A GGUF file that holds only the vocabulary of ``tokenizer``."""
-    model = json.loads(tokenizer.to_str())["model"]
-    vocab = tokenizer.get_vocab()
-    tokens = sorted(vocab, key=vocab.__getitem__)
-    special = tokenizer.get_added_tokens_decoder()
-    types = [
-        3 if i in special else 2 if t == "<unk>" else 6 if t.startswith("<0x") else 1 for i, t in enumerate(tokens)
-    ]
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_tokenizer_model(kind)
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    if kind == "llama":
-        ranks = {left + right: -1.0 - rank for rank, (left, right) in enumerate(model["merges"])}
-        writer.add_token_scores([ranks.get(token, -1000.0) for token in tokens])
-    else:
-        writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
-    writer.add_bos_token_id(vocab["<s>"])
-    writer.add_eos_token_id(vocab["</s>"])
-    for key, value in keys.items():
-        (writer.add_bool if isinstance(value, bool) else writer.add_string)(f"tokenizer.ggml.{key}", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
-
-
-@pytest.mark.parametrize("text", ["a b", "ab  a b", " ab.", "é漢", "<s>a</s>", "a\nb", "abab"])
-def test_sentencepiece_gguf_encodes_like_its_source(tmp_path: Path, text: str) -> None:
-    source = byte_fallback()
-    model = load(write_gguf(tmp_path / "v.gguf", source, "llama", add_bos_token=False))
-    assert list(model.encode(text)) == source.encode(text).ids
-    assert model.decode(model.encode(text), False) == source.decode(source.encode(text).ids, skip_special_tokens=False)
-    assert model.end_ids == (source.token_to_id("</s>"),)
-
-
-@pytest.mark.parametrize("text", ["hello a b", " a", "x 12", "<s>ll", "é"])
-def test_byte_level_gguf_encodes_like_its_source(tmp_path: Path, text: str) -> None:
-    source = byte_level()
-    model = load(write_gguf(tmp_path / "v.gguf", source, "gpt2", pre="gpt-2"))
-    assert list(model.encode(text)) == source.encode(text).ids
-    assert model.decode(model.encode(text), skip_special_tokens=False) == text
-
-
-def test_begin_token_of_a_gguf(tmp_path: Path) -> None:
-    """SentencePiece vocabularies add it unless the file says no; byte-level ones only if it says yes."""
-    bos = byte_fallback().token_to_id("<s>")
-    sentencepiece = load(write_gguf(tmp_path / "a.gguf", byte_fallback(), "llama"))
-    assert sentencepiece.encode("a")[0] == bos
-    yes = load(write_gguf(tmp_path / "b.gguf", byte_level(), "gpt2", add_bos_token=True))
-    no = load(write_gguf(tmp_path / "c.gguf", byte_level(), "gpt2"))
-    assert yes.encode("a") == (yes.encode("<s>")[0], *no.encode("a"))
-
-
-def test_unknown_kinds_of_gguf_vocabulary_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.pre = 'odd' is not supported \(valid: gpt-2, smollm\)"):
-        load(write_gguf(tmp_path / "v.gguf", byte_level(), "gpt2", pre="odd"))
-    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.model = 't5' is not supported"):
-        load(write_gguf(tmp_path / "w.gguf", byte_level(), "t5"))
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b"", "is not a GGUF"),
-        (b"nope", "begins with"),
-        (b"GGUF" + struct.pack("<IQQ", 9, 0, 0), "version 9"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1), "requires a buffer"),
-        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**60), "ends behind the file"),
-        (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 8, 2**60), "ends behind the file"),
-        (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"k", 77), "77"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "has no tokenizer"),
-    ],
-)
-def test_damaged_gguf_files_are_refused(tmp_path: Path, content: bytes, why: str) -> None:
-    path = tmp_path / "bad.gguf"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match=why) as caught:
-        load(path)
-    assert "bad.gguf" in str(caught.value)
-
-
-def test_metadata_equals_the_reference_reader(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "v.gguf", byte_fallback(), "llama", add_bos_token=True, chat_template="é")
-    ours = read_metadata(path)
-    fields = {name: field for name, field in gguf.GGUFReader(path).fields.items() if not name.startswith("GGUF.")}
-    assert ours == {name: field.contents() for name, field in fields.items()}
