@@ -1,0 +1,1 @@
+"""Kernels for devices, as source text, and what launches them."""
