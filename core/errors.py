@@ -34,33 +34,26 @@ class ErrorKind(NamedTuple):
     fault: str
 
 
-ERROR_KINDS: dict[str, ErrorKind] = {
-    "invalid_json": ErrorKind(400, 1008, "client"),
-    "invalid_request": ErrorKind(400, 1008, "client"),
-    "unknown_event": ErrorKind(400, 1008, "client"),
-    "unsupported_parameter": ErrorKind(400, None, "client"),
-    "invalid_stream_id": ErrorKind(400, None, "client"),
-    "duplicate_id": ErrorKind(400, None, "client"),
-    "context_length_exceeded": ErrorKind(400, None, "client"),
-    "kv_capacity_exceeded": ErrorKind(400, None, "client"),
-    "chat_template_error": ErrorKind(400, None, "client"),
-    "previous_response_not_found": ErrorKind(400, None, "client"),
-    "websocket_stream_limit_reached": ErrorKind(400, None, "client"),
-    "websocket_connection_limit_reached": ErrorKind(400, 1012, "client"),
-    "invalid_api_key": ErrorKind(401, 1008, "client"),
-    "forbidden": ErrorKind(403, 1008, "client"),
-    "model_not_found": ErrorKind(404, None, "client"),
-    "not_found": ErrorKind(404, None, "client"),
-    "resume_unknown": ErrorKind(404, None, "client"),
-    "detached": ErrorKind(409, None, "client"),
-    "resume_expired": ErrorKind(410, None, "client"),
-    "queue_full": ErrorKind(429, 1013, "load"),
-    "rate_limited": ErrorKind(429, None, "load"),
-    "server_error": ErrorKind(500, 1011, "engine"),
-    "draining": ErrorKind(503, 1012, "load"),
-    "overloaded": ErrorKind(503, 1013, "load"),
-    "deadline_exceeded": ErrorKind(504, None, "load"),
+_CODES = {
+    ErrorKind(400, 1008, "client"): "invalid_json invalid_request unknown_event",
+    ErrorKind(400, None, "client"): "unsupported_parameter unsupported_event invalid_stream_id duplicate_id"
+    " context_length_exceeded kv_capacity_exceeded chat_template_error previous_response_not_found"
+    " websocket_stream_limit_reached steering_not_supported conversation_already_has_active_response"
+    " response_cancel_not_active",
+    ErrorKind(400, 1012, "client"): "websocket_connection_limit_reached",
+    ErrorKind(401, 1008, "client"): "invalid_api_key",
+    ErrorKind(403, 1008, "client"): "forbidden",
+    ErrorKind(404, None, "client"): "model_not_found not_found resume_unknown",
+    ErrorKind(409, None, "client"): "detached",
+    ErrorKind(410, None, "client"): "resume_expired",
+    ErrorKind(429, 1013, "load"): "queue_full",
+    ErrorKind(429, None, "load"): "rate_limited",
+    ErrorKind(500, 1011, "engine"): "server_error",
+    ErrorKind(503, 1012, "load"): "draining",
+    ErrorKind(503, 1013, "load"): "overloaded",
+    ErrorKind(504, None, "load"): "deadline_exceeded",
 }
+ERROR_KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 
 
 class ClientError(MainspringError):

@@ -31,7 +31,7 @@ from mainspring.plugins.config_file import flatten
 from mainspring.plugins.engine import Engine, Result
 from mainspring.plugins.settings import Config
 from mainspring.plugins.testing.fake_executor import FakeExecutor
-from mainspring.plugins.wire import llm_v1, llm_v1_frames, llm_v1_requests
+from mainspring.plugins.wire import errors, llm_v1, llm_v1_frames, llm_v1_requests
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -188,7 +188,7 @@ def test_every_frame_has_its_section_and_every_field_its_row() -> None:
 def test_the_limits_are_those_of_the_code() -> None:
     told = {row[0]: row[1] for row in rows(sections(read("protocol.md"))["Limits"])}
     assert told["characters of an `id`"] == str(llm_v1_requests.MAX_ID_CHARS)
-    assert told["bad frames in a row"] == str(llm_v1.MAX_BAD_FRAMES)
+    assert told["bad frames in a row"] == str(errors.MAX_BAD_FRAMES)
     assert told["stop strings"] == str(schema.MAX_STOPS)
     assert told["characters of a stop string"] == str(schema.MAX_STOP_CHARS)
     assert told["characters of `tenant` and `cache_salt`"] == str(schema.MAX_NAME_CHARS)

@@ -13,10 +13,11 @@ import msgspec
 from ...core.errors import ClientError
 from ..wire.actions import Generate
 from ..wire.anthropic_messages import MessageStream, message_error, parse_message
+from ..wire.errors import error_object
 from ..wire.openai_chat import CHAT, TEXT, CompletionStream, parse_body
 from ..wire.outbox import Outbox, Source
+from ..wire.reading import check_fields, read_object
 from ..wire.responses import ResponsesSession
-from ..wire.responses_events import error_object
 from .generation import Generation
 from .hub import Hub
 from .keys import Peer
@@ -24,7 +25,6 @@ from .pages import Pages
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-MAX_SHOWN = 80
 MESSAGES = "/v1/messages"
 REFUSED = b'{"type":"error"'  # how the one event of a refused response begins
 JSON, EVENTS = b"application/json", b"text/event-stream; charset=utf-8"
@@ -66,17 +66,9 @@ class Call(NamedTuple):
 
     def fields(self, *known: str) -> dict[str, Any]:
         """The body as an object, with these names only if any are given.  Raises ClientError."""
-        try:
-            fields = msgspec.json.decode(self.body)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ClientError("invalid_json", f"the body is not valid JSON: {error}") from error
-        if not isinstance(fields, dict):
-            raise ClientError("invalid_request", "the body is a JSON object")
-        for name in fields if known else ():
-            if name not in known:
-                shown = name[:MAX_SHOWN]
-                text = f"unknown field {shown!r} (valid: {', '.join(known)})"
-                raise ClientError("unsupported_parameter", text, shown)
+        fields = read_object(self.body, "the body")
+        if known:
+            check_fields(fields, known, {})
         return fields
 
 

@@ -28,6 +28,7 @@ from ...core.messages import Control as Command
 from ..control import Control
 from ..journal import Journal
 from ..settings import Config
+from .reading import read_object
 
 Answer = dict[str, Any]
 
@@ -60,12 +61,9 @@ class ControlSession:
         return msgspec.json.encode(answer | ({} if name is None else {"id": name}), enc_hook=str)
 
     def _decode(self, text: str) -> dict[str, Any]:
-        try:
-            frame = msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
-            raise ClientError("invalid_json", f"not JSON: {error}") from error
-        if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
-            raise ClientError("invalid_request", "a frame is a JSON object with a string type", "type")
+        frame = read_object(text, "the frame")
+        if not isinstance(frame.get("type"), str):
+            raise ClientError("invalid_request", "a frame has a string type", "type")
         kind = frame["type"]
         if kind not in self._verbs:
             raise ClientError("unknown_event", f"unknown type {kind!r}{nearest(kind, self._verbs)}", "type")

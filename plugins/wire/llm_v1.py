@@ -14,10 +14,11 @@ from itertools import islice
 
 from msgspec import UNSET
 
-from ...core.errors import ERROR_KINDS, ClientError
+from ...core.errors import ClientError
 from ...core.messages import Finish, FinishReason, Usage
 from ..text.events import Accepted, Delta, TextEvent
-from .actions import Action, Cancel, Close, Generate, Resume
+from .actions import Action, Cancel, Generate, Resume
+from .errors import BadFrames, failure_of, model_not_found
 from .llm_v1_frames import (
     DeltaFrame,
     DoneFrame,
@@ -42,7 +43,6 @@ from .llm_v1_requests import (
 )
 from .outbox import Outbox, Source
 
-MAX_BAD_FRAMES = 10  # in a row, then the connection is closed
 MAX_RING_BYTES = 2**20  # of sent and unsent frames kept for a resume
 RETRY_AFTER_MS = 1000  # the hint given with errors that are a matter of load
 FEATURES = ("cancel", "coalesce", "multiplex", "ping", "progress", "resume", "return_token_ids")
@@ -177,8 +177,8 @@ class Session(Outbox):
         super().__init__()
         self.model, self.wall_clock, self.clock = model, wall_clock, clock
         self.streams: dict[str, Stream] = {}
-        self._names, self._max_retain_s = {model, *aliases}, max_retain_s
-        self._bad_frames = 0
+        self._names, self._max_retain_s = (model, *aliases), max_retain_s
+        self._frames = BadFrames()
         self._closing = ""  # why no new generation is taken
         self._hello = HelloFrame(
             server=server,
@@ -209,7 +209,7 @@ class Session(Outbox):
                 self.queue(encode_pong(frame.fields))
             except ValueError as error:
                 return self._bad(ClientError("invalid_request", f"the ping can't be echoed: {error}"))
-        self._bad_frames = 0
+        self._frames.good()
         if isinstance(frame, RefusedFrame):
             self.refuse(frame.error, frame.id or "")
         elif isinstance(frame, CancelFrame):
@@ -276,8 +276,7 @@ class Session(Outbox):
             if self._closing:
                 raise ClientError("draining", f"the connection is {self._closing}; connect again for new generations")
             if frame.model is not None and frame.model not in self._names:
-                text = f"model {frame.model[:80]!r} is not served here (valid: {', '.join(sorted(self._names))})"
-                raise ClientError("model_not_found", text, "model")
+                raise model_not_found(frame.model, self._names)
             if frame.retain_s > self._max_retain_s:
                 text = f"retain_s = {frame.retain_s:g}: at most {self._max_retain_s:g}"
                 raise ClientError("invalid_request", text, "retain_s")
@@ -290,25 +289,11 @@ class Session(Outbox):
 
     def _bad(self, error: ClientError) -> list[Action]:
         self.queue(encode(error_frame(error)))
-        self._bad_frames += 1
-        if self._bad_frames < MAX_BAD_FRAMES:
-            return []
-        return [Close(1008, f"{MAX_BAD_FRAMES} bad frames in a row, the last: {error.code}")]
+        return self._frames.bad(error)
 
 
 def in_use(stream_id: str) -> ClientError:
     return ClientError("duplicate_id", f"id {stream_id!r} is in use on this connection", "id")
-
-
-def failure_of(finish: Finish, rid: str) -> ClientError:
-    """Why a generation ended without success; one that is our fault names the request."""
-    if finish.reason is FinishReason.DEADLINE:
-        return ClientError("deadline_exceeded", "the deadline passed before the engine could start", "deadline_ms")
-    failure = finish.failure
-    if failure is None:
-        return ClientError("server_error", f"the engine failed (request {rid})")
-    mine = ERROR_KINDS[failure.code].fault == "engine"
-    return ClientError(failure.code, f"{failure.message} (request {rid})" if mine else failure.message, failure.param)
 
 
 def error_frame(

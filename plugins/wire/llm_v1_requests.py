@@ -9,14 +9,12 @@ import math
 import re
 from typing import Any, NamedTuple
 
-import msgspec
-
 from ...core.errors import ClientError, nearest
 from ..schema import GenerateRequest, parse
+from .reading import MAX_SHOWN, kind_of, read_object, unknown_field
 
 MAX_ID_CHARS = 64
 MAX_NUMBER = 1e12  # of seconds, milliseconds, sequence numbers: beyond it nothing is meant
-MAX_SHOWN = 80  # characters of a peer's own words that an error repeats
 
 _ID = re.compile(rf"[A-Za-z0-9_.\-]{{1,{MAX_ID_CHARS}}}")
 _TYPES = ("cancel", "generate", "ping", "resume")
@@ -72,14 +70,12 @@ ClientFrame = GenerateFrame | ResumeFrame | CancelFrame | PingFrame | RefusedFra
 def parse_frame(text: str | bytes) -> ClientFrame:
     """One client frame, completely checked.  Never raises for what a peer may send."""
     try:
-        frame = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        return RefusedFrame(ClientError("invalid_json", f"the frame is not valid JSON: {error}"))
-    if not isinstance(frame, dict):
-        return RefusedFrame(ClientError("invalid_request", f"a frame is a JSON object, not {_kind(frame)}"))
+        frame = read_object(text, "the frame")
+    except ClientError as error:
+        return RefusedFrame(error)
     kind = frame.pop("type", None)
     if not isinstance(kind, str):
-        got = "is missing" if kind is None else f"is {_kind(kind)}, not a string"
+        got = "is missing" if kind is None else f"is {kind_of(kind)}, not a string"
         return RefusedFrame(ClientError("invalid_request", f"type {got}; one of {', '.join(_TYPES)}", "type"))
     if kind == "ping":
         return PingFrame(frame)
@@ -104,9 +100,9 @@ def parse_frame(text: str | bytes) -> ClientFrame:
 def _generate(stream_id: str, frame: dict[str, Any]) -> GenerateFrame:
     model, progress = frame.pop("model", None), frame.pop("progress", False)
     if model is not None and not isinstance(model, str):
-        raise ClientError("invalid_request", f"model must be a string (got {_kind(model)})", "model")
+        raise ClientError("invalid_request", f"model must be a string (got {kind_of(model)})", "model")
     if not isinstance(progress, bool):
-        raise ClientError("invalid_request", f"progress must be true or false (got {_kind(progress)})", "progress")
+        raise ClientError("invalid_request", f"progress must be true or false (got {kind_of(progress)})", "progress")
     retain_s = _number(frame, "retain_s", math.inf)
     coalesce_ms = _number(frame, "coalesce_ms", MAX_COALESCE_MS)
     return GenerateFrame(stream_id, parse(frame), model, retain_s, progress, coalesce_ms)
@@ -135,17 +131,10 @@ def _number(frame: dict[str, Any], name: str, most: float) -> float:
 
 def _only(frame: dict[str, Any], kind: str, fields: tuple[str, ...]) -> None:
     for name in frame:
-        shown = name[:MAX_SHOWN]
-        message = f"unknown field {shown!r} in {kind}{nearest(shown, ('id', 'type', *fields))}"
-        raise ClientError("unsupported_parameter", message, shown)
-
-
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
+        raise unknown_field(name, ("id", "type", *fields), f"in {kind}")
 
 
 def _shown(value: object) -> str:
     if value is None:
         return "nothing"
-    return f"{value[:MAX_SHOWN]!r}, {len(value)} characters" if isinstance(value, str) else _kind(value)
+    return f"{value[:MAX_SHOWN]!r}, {len(value)} characters" if isinstance(value, str) else kind_of(value)

@@ -14,30 +14,22 @@ from typing import Any
 from ...core.errors import ClientError
 from ...core.messages import Finish, FinishReason
 from ..schema import GenerateRequest
-from ..text.events import Accepted, Delta, TextEvent
-from .actions import Action, Cancel, Close, Generate
-from .llm_v1 import MAX_BAD_FRAMES, failure_of
-from .outbox import Outbox, Source
-from .realtime_requests import (
-    Event,
-    RealtimeError,
-    Refused,
-    parse_event,
-    response_options,
-    session_changes,
-    to_request,
-)
-from .responses_events import encode, error_object
+from .actions import Action, Cancel, Generate
+from .answers import Answer, io_counts
+from .errors import BadFrames, error_object, model_not_found
+from .outbox import Outbox
+from .realtime_requests import Event, Refused, parse_event, response_options, session_changes, to_request
+from .responses_events import encode
 from .responses_requests import message_of
 
 ROOT = "root"  # the place before the first item
 MAX_CHARS = 2**24  # of a conversation
 
 
-class RealtimeStream(Source):
+class RealtimeStream(Answer):
     """One response: turns the text edge's events into the API's events."""
 
-    __slots__ = ("_accepted", "_event_id", "_item_id", "_session", "_texts", "metadata", "writes")
+    __slots__ = ("_event_id", "_item_id", "_session", "metadata", "writes")
 
     def __init__(
         self, session: RealtimeSession, request: GenerateRequest, writes: bool, metadata: Any, event_id: str | None
@@ -46,41 +38,16 @@ class RealtimeStream(Source):
         super().__init__(session, "resp_" + secrets.token_hex(12), request, session.clock)
         self.writes, self.metadata = writes, metadata
         self._session, self._event_id, self._item_id = session, event_id, session.new_id("item")
-        self._texts: list[str] = []
-        self._accepted = False
-
-    def event(self, event: TextEvent) -> None:
-        """Take one event of the text edge."""
-        if isinstance(event, Accepted):
-            self._begin()
-            return
-        if isinstance(event, Delta):
-            self._add(event.text, event.token_ids)
-            return
-        self.end_pause()
-        self.finish = event.finish
-        if not self._accepted and event.finish.reason in (FinishReason.ERROR, FinishReason.DEADLINE):
-            self._fail_early(failure_of(event.finish, event.rid))
-            return
-        if not self._accepted:
-            self._begin()
-        self._add(event.text, event.token_ids)
-        self._end(event.finish, event.rid)
 
     def refuse(self, error: ClientError) -> None:
-        """End it before the engine has seen it."""
-        self._fail_early(error)
+        """Nothing of the response has been sent: an error event instead of it."""
+        self.send(self._session.error(error, self._event_id))
+        self._session.over(self)
 
     def encode_delta(self, seq: int, text: str, count: int, token_ids: tuple[int, ...]) -> bytes:
         return self._session.encode("response.output_text.delta", **self._place(), delta=text)
 
-    def _add(self, text: str, token_ids: tuple[int, ...]) -> None:
-        if text:
-            self._texts.append(text)
-            self.add(text, token_ids)
-
-    def _begin(self) -> None:
-        self._accepted = True
+    def begin(self) -> None:
         item = self._item("in_progress", None)
         self._put("response.created", response=self._object("in_progress"))
         self._put("response.output_item.added", response_id=self.id, output_index=0, item=item)
@@ -88,11 +55,11 @@ class RealtimeStream(Source):
             self._put("conversation.item.added", previous_item_id=self._session.last_item_id, item=item)
         self._put("response.content_part.added", **self._place(), part={"type": "text", "text": ""})
 
-    def _end(self, finish: Finish, rid: str) -> None:
-        text, session = "".join(self._texts), self._session
+    def end(self, finish: Finish, failure: ClientError | None) -> None:
+        text, session = self.text, self._session
         status, details = "completed", None
-        if finish.reason is FinishReason.ERROR:
-            error = error_object(failure_of(finish, rid))
+        if failure is not None:
+            error = error_object(failure)
             status, details = "failed", {"type": "failed", "error": {"type": error["type"], "code": error["code"]}}
         elif finish.reason is FinishReason.CANCELLED:
             status, details = "cancelled", {"type": "cancelled", "reason": "client_cancelled"}
@@ -106,17 +73,9 @@ class RealtimeStream(Source):
         if self.writes:
             self._put("conversation.item.done", previous_item_id=session.last_item_id, item=item)
             session.items.append(item)
-        usage = finish.usage
-        counts = {"input_tokens": usage.input, "output_tokens": usage.output}
-        counts["total_tokens"] = usage.input + usage.output
-        done = self._object(status, status_details=details, output=[item], usage=counts)
+        done = self._object(status, status_details=details, output=[item], usage=io_counts(finish.usage))
         self._put("response.done", response=done)
         session.over(self)
-
-    def _fail_early(self, error: ClientError) -> None:
-        frame = self._session.error(of_client(error), self._event_id)
-        self.put(lambda _seq: frame)
-        self._session.over(self)
 
     def _put(self, kind: str, **fields: Any) -> None:
         make = partial(self._session.encode, kind, **fields)
@@ -155,7 +114,7 @@ class RealtimeSession(Outbox):
         super().__init__()
         self.clock, self.conversation_id = clock, "conv_" + secrets.token_hex(12)
         self.items: list[dict[str, Any]] = []
-        self._max_context, self._names = max_context, {model, *names}
+        self._max_context, self._names = max_context, tuple(dict.fromkeys((model, *names)))
         self._session: dict[str, Any] = {
             "id": "sess_" + secrets.token_hex(12),
             "object": "realtime.session",
@@ -169,7 +128,7 @@ class RealtimeSession(Outbox):
         }
         self._active: dict[str, RealtimeStream] = {}
         self._writer: RealtimeStream | None = None
-        self._bad_events = self._num_ids = 0
+        self._frames, self._num_ids = BadFrames(), 0
         self._closing: ClientError | None = None
 
     def hello(self) -> bytes | None:
@@ -189,15 +148,12 @@ class RealtimeSession(Outbox):
         """Take one parsed event; returns what the gateway must do now."""
         if isinstance(event, Refused):
             self.queue(self.error(event.error, event.event_id))
-            self._bad_events += event.bad
-            if self._bad_events >= MAX_BAD_FRAMES:
-                return [Close(1008, f"{MAX_BAD_FRAMES} bad events in a row, the last: {event.error.code}")]
-            return []
-        self._bad_events = 0
+            return self._frames.bad(event.error) if event.bad else []
+        self._frames.good()
         try:
             return self._handlers[event.kind](self, event) or []
         except ClientError as error:
-            self.queue(self.error(of_client(error), event.event_id))
+            self.queue(self.error(error, event.event_id))
             return []
 
     def due(self) -> list[Action]:
@@ -225,13 +181,9 @@ class RealtimeSession(Outbox):
         """An event of this type with the next ``event_id``."""
         return encode({"type": kind, "event_id": self.new_id("event"), **fields})
 
-    def error(self, error: RealtimeError, event_id: str | None) -> bytes:
+    def error(self, error: ClientError, event_id: str | None) -> bytes:
         """An ``error`` event about the client's event ``event_id``."""
-        kind = "server_error" if error.status >= 500 else "invalid_request_error"
-        body = {"type": "rate_limit_error" if error.status == 429 else kind, "code": error.code}
-        return self.encode(
-            "error", error={**body, "message": error.message, "param": error.param, "event_id": event_id}
-        )
+        return self.encode("error", error={**error_object(error), "event_id": event_id})
 
     def over(self, stream: RealtimeStream) -> None:
         """It has had its terminal; for the session's streams."""
@@ -243,7 +195,7 @@ class RealtimeSession(Outbox):
     def _update(self, event: Event) -> None:
         changes = session_changes(event.fields)
         if (model := changes.get("model")) is not None and model not in self._names:
-            raise ClientError("model_not_found", f"model {str(model)[:80]!r} is not served here", "session.model")
+            raise model_not_found(str(model), self._names, "session.model")
         self._session = {**self._session, **{name: value for name, value in changes.items() if value is not None}}
         self.queue(self.encode("session.updated", session=self._session))
 
@@ -285,9 +237,8 @@ class RealtimeSession(Outbox):
             raise self._closing
         writes = options.get("conversation", "auto") == "auto"
         if writes and self._writer is not None:
-            code, text = "conversation_already_has_active_response", "a response is being written to the conversation"
-            self.queue(self.error(RealtimeError(code, text), event.event_id))
-            return []
+            text = "a response is being written to the conversation"
+            raise ClientError("conversation_already_has_active_response", text)
         given = options.get("input")
         items = self.items if given is None else [self._input_item(item, index) for index, item in enumerate(given)]
         messages = [message_of(item, "input") for item in items]
@@ -317,9 +268,7 @@ class RealtimeSession(Outbox):
             stream = next(iter(self._active.values()), None)
         if stream is not None:
             return [Cancel(stream)]
-        text = "Cancellation failed: no active response found"
-        self.queue(self.error(RealtimeError("response_cancel_not_active", text), event.event_id))
-        return []
+        raise ClientError("response_cancel_not_active", "Cancellation failed: no active response found")
 
     _handlers: dict[str, Callable[[Any, Event], list[Action] | None]] = {
         "session.update": _update,
@@ -329,10 +278,6 @@ class RealtimeSession(Outbox):
         "response.create": _create_response,
         "response.cancel": _cancel,
     }
-
-
-def of_client(error: ClientError) -> RealtimeError:
-    return RealtimeError(error.code, error.message, error.param, error.kind.status)
 
 
 def item_object(item_id: str, status: str, role: str, text: str | None) -> dict[str, Any]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
 from ...core.errors import ClientError, nearest
 from ..schema import GenerateRequest, parse
+from .reading import MAX_SHOWN, read_object
 
-MAX_SHOWN = 80
 _SESSION_FIELDS = ("instructions", "max_output_tokens", "model", "output_modalities", "tool_choice", "tools", "type")
 _RESPONSE_FIELDS = ("conversation", "input", "instructions", "max_output_tokens", "metadata", "output_modalities")
 _EVENTS = (
@@ -21,15 +19,6 @@ _EVENTS = (
     "response.create",
     "session.update",
 )
-
-
-class RealtimeError(NamedTuple):
-    """Becomes an ``error`` event; the session lives on."""
-
-    code: str
-    message: str
-    param: str | None = None
-    status: int = 400
 
 
 class Event(NamedTuple):
@@ -43,7 +32,7 @@ class Event(NamedTuple):
 class Refused(NamedTuple):
     """``bad``: it counts as a bad frame."""
 
-    error: RealtimeError
+    error: ClientError
     event_id: str | None
     bad: bool
 
@@ -51,22 +40,20 @@ class Refused(NamedTuple):
 def parse_event(text: str | bytes) -> Event | Refused:
     """One client event.  Never raises for what a peer may send."""
     try:
-        fields = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        return Refused(RealtimeError("invalid_json", f"the event is not valid JSON: {error}"), None, True)
-    if not isinstance(fields, dict):
-        return Refused(RealtimeError("invalid_request", "an event is a JSON object"), None, True)
+        fields = read_object(text, "the event")
+    except ClientError as error:
+        return Refused(error, None, True)
     kind, event_id = fields.pop("type", None), fields.pop("event_id", None)
     event_id = event_id if isinstance(event_id, str) else None
     if not isinstance(kind, str):
-        return Refused(RealtimeError("invalid_request", "type is missing", "type"), event_id, True)
+        return Refused(ClientError("invalid_request", "type is missing", "type"), event_id, True)
     if kind in _EVENTS:
         return Event(kind, event_id, fields)
     shown = kind[:MAX_SHOWN]
     if "audio" in kind or kind == "conversation.item.truncate":
-        return Refused(RealtimeError("unsupported_event", f"{shown}: only text is offered", "type"), event_id, False)
+        return Refused(ClientError("unsupported_event", f"{shown}: only text is offered", "type"), event_id, False)
     hint = nearest(shown, _EVENTS)
-    return Refused(RealtimeError("unknown_event", f"unknown type {shown!r}{hint}", "type"), event_id, True)
+    return Refused(ClientError("unknown_event", f"unknown type {shown!r}{hint}", "type"), event_id, True)
 
 
 def session_changes(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,15 +14,14 @@ from typing import Any
 
 from ...core.errors import ClientError
 from ...core.messages import Finish, FinishReason
-from ..text.events import Accepted, Delta, TextEvent
-from .actions import Action, Cancel, Close, Generate
-from .llm_v1 import MAX_BAD_FRAMES, failure_of
+from .actions import Action, Cancel, Generate
+from .answers import Answer
+from .errors import BadFrames, error_object, model_not_found
 from .llm_v1_frames import timing_ms
-from .outbox import Outbox, Source
+from .outbox import Outbox
 from .responses_events import (
     encode,
     error_event,
-    error_object,
     event,
     message_item,
     response_object,
@@ -30,7 +29,7 @@ from .responses_events import (
     text_part,
     usage_object,
 )
-from .responses_history import History
+from .responses_history import History, Shelf, Stored
 from .responses_requests import (
     CancelEvent,
     ClientEvent,
@@ -46,58 +45,34 @@ MAX_LANES = 32  # named ones, for the life of a connection
 Waiting = CreateEvent | RefusedEvent
 
 
-class ResponseStream(Source):
+class ResponseStream(Answer):
     """One response: turns the text edge's events into the API's events."""
 
-    __slots__ = ("_accepted", "_created_at", "_head", "_item_id", "_messages", "_model", "_session", "_texts", "create")
+    __slots__ = ("_created_at", "_head", "_item_id", "_messages", "_model", "_session", "create")
 
     def __init__(self, session: ResponsesSession, create: CreateEvent, history: tuple[Message, ...]) -> None:
-        request = create.request(history, session.max_context)
-        super().__init__(session, "resp_" + secrets.token_hex(12), request, session.clock)
+        request, shows = create.request(history, session.max_context), create.generate
+        name = "resp_" + secrets.token_hex(12)
+        super().__init__(session, name, request, session.clock, streams=shows, keeps=shows)
         self.create, self._session = create, session
         self._messages = (*history, *create.messages)
         self._item_id = "msg_" + secrets.token_hex(12)
         self._created_at, self._model = int(session.wall_clock()), create.model or session.model
-        self._texts: list[str] = []
-        self._accepted = False
         at = f'"item_id":"{self._item_id}","output_index":0,"content_index":0,"delta":'
         self._head = (b'{"type":"response.output_text.delta","sequence_number":', ("," + at).encode())
 
-    def event(self, event: TextEvent) -> None:
-        """Take one event of the text edge."""
-        if isinstance(event, Accepted):
-            self._begin()
-            return
-        if isinstance(event, Delta):
-            self._add(event.text, event.token_ids)
-            return
-        self.end_pause()
-        self.finish = event.finish
-        never = event.finish.reason is FinishReason.DEADLINE and not self._accepted
-        if (event.finish.reason is FinishReason.ERROR or never) and not self._accepted:
-            self._fail_early(renamed(failure_of(event.finish, event.rid)))
-            return
-        if not self._accepted:
-            self._begin()
-        self._add(event.text, event.token_ids)
-        self._end(event.finish, event.rid)
-
     def refuse(self, error: ClientError) -> None:
-        """End it before the engine has seen it."""
-        self._fail_early(error)
+        """Nothing of the response has been sent: an error event instead of it."""
+        self._session.history.drop(self.create.previous)
+        self.send(error_event(renamed(error), self.create.lane))
+        self._session.over(self)
 
     def encode_delta(self, seq: int, text: str, count: int, token_ids: tuple[int, ...]) -> bytes:
         lane = self.create.lane
         tail = b',"logprobs":[]}' if lane is None else f',"logprobs":[],"stream_id":"{lane}"}}'.encode()
         return b"".join((self._head[0], str(seq).encode(), self._head[1], encode(text), tail))
 
-    def _add(self, text: str, token_ids: tuple[int, ...]) -> None:
-        if text and self.create.generate:
-            self._texts.append(text)
-            self.add(text, token_ids)
-
-    def _begin(self) -> None:
-        self._accepted = True
+    def begin(self) -> None:
         self._put("response.created", response=self._object("in_progress"))
         self._put("response.in_progress", response=self._object("in_progress"))
         if self.create.generate:
@@ -106,8 +81,8 @@ class ResponseStream(Source):
             )
             self._put("response.content_part.added", **self._place(), part=text_part(""))
 
-    def _end(self, finish: Finish, rid: str) -> None:
-        session, text, create = self._session, "".join(self._texts), self.create
+    def end(self, finish: Finish, failure: ClientError | None) -> None:
+        session, text, create = self._session, self.text, self.create
         status = {FinishReason.STOP: "completed", FinishReason.ERROR: "failed"}.get(finish.reason, "incomplete")
         if not create.generate and finish.reason is FinishReason.LENGTH:
             status = "completed"
@@ -122,26 +97,25 @@ class ResponseStream(Source):
         more["timing"] = {**timing_ms(finish.timing), "blocked": round(self.blocked_s * 1e3, 3)}
         if status == "completed":
             more["completed_at"] = int(session.wall_clock())
-        elif status == "failed":
-            failure = error_object(failure_of(finish, rid))
-            more["error"] = {"code": failure["code"], "message": failure["message"]}
+        elif failure is not None:
+            shown = error_object(failure)
+            more["error"] = {"code": shown["code"], "message": shown["message"]}
         else:
             reason = "max_output_tokens" if finish.reason is FinishReason.LENGTH else finish.reason.value
             more["incomplete_details"] = {"reason": reason}
-        if status == "failed":
+        body = self._object(status, **more)
+        if failure is not None:
             session.history.drop(create.previous)
         else:
             answer = ({"role": "assistant", "content": text},) if create.generate else ()
-            session.history.add(self.id, (*self._messages, *answer), create.lane)
-        self._put("response." + status, response=self._object(status, **more))
+            self._remember((*self._messages, *answer), body)
+        self._put("response." + status, response=body)
         session.over(self)
 
-    def _fail_early(self, error: ClientError) -> None:
-        """Nothing of the response has been sent: an error event instead of it."""
-        self._session.history.drop(self.create.previous)
-        frame = error_event(error, self.create.lane)
-        self.put(lambda _seq: frame)
-        self._session.over(self)
+    def _remember(self, messages: tuple[Message, ...], body: dict[str, Any]) -> None:
+        self._session.history.add(self.id, messages, self.create.lane)
+        if body["store"] and self._session.shelf is not None:
+            self._session.shelf.add(self.id, Stored(messages, encode(body)))
 
     def _put(self, kind: str, **fields: Any) -> None:
         self.put(partial(self._frame, kind, fields))
@@ -150,7 +124,8 @@ class ResponseStream(Source):
         return event(kind, self.create.lane, sequence_number=seq, **fields)
 
     def _object(self, status: str, **more: Any) -> dict[str, Any]:
-        return response_object(self.id, self._created_at, self._model, status, self.create.echo, **more)
+        echo = {**self.create.echo, "store": self.create.store and self._session.shelf is not None}
+        return response_object(self.id, self._created_at, self._model, status, echo, **more)
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
@@ -177,16 +152,19 @@ class ResponsesSession(Outbox):
         aliases: Collection[str] = (),
         max_waiting: int = 64,
         max_waiting_bytes: int = 32 * 2**20,
+        shelf: Shelf | None = None,
     ) -> None:
-        """``max_waiting`` requests, of ``max_waiting_bytes`` together, wait in all lanes."""
+        """``max_waiting`` requests, of ``max_waiting_bytes`` together, wait in all lanes; what is stored outlives the
+        connection on the ``shelf``."""
         super().__init__()
         self.model, self.max_context, self.wall_clock, self.clock = model, max_context, wall_clock, clock
-        self.history = History()
-        self._names = {model, *aliases}
+        self.shelf, self.history = shelf, History(shelf)
+        self._names = (model, *aliases)
         self._max_waiting, self._max_waiting_bytes = max_waiting, max_waiting_bytes
         self._lanes: dict[str | None, Lane] = {None: Lane()}
         self._due: list[Action] = []
-        self._num_waiting = self._num_bytes = self._bad_events = 0
+        self._num_waiting = self._num_bytes = 0
+        self._frames = BadFrames()
         self._closing: ClientError | None = None
 
     def hello(self) -> bytes | None:
@@ -206,11 +184,8 @@ class ResponsesSession(Outbox):
         """Take one parsed event; returns what the gateway must do now."""
         if isinstance(event, RefusedEvent) and not event.create:
             self.queue(error_event(event.error, event.lane))
-            self._bad_events += 1
-            if self._bad_events >= MAX_BAD_FRAMES:
-                return [Close(1008, f"{MAX_BAD_FRAMES} bad events in a row, the last: {event.error.code}")]
-            return []
-        self._bad_events = 0
+            return self._frames.bad(event.error)
+        self._frames.good()
         if isinstance(event, SteerEvent):
             self.queue(steer_failed(event.steer, event.lane))
         elif isinstance(event, CancelEvent):
@@ -291,8 +266,7 @@ class ResponsesSession(Outbox):
             raise self._closing
         try:
             if create.model is not None and create.model not in self._names:
-                text = f"model {create.model[:80]!r} is not served here (valid: {', '.join(sorted(self._names))})"
-                raise ClientError("model_not_found", text, "model")
+                raise model_not_found(create.model, self._names)
             history = () if create.previous is None else self.history.find(create.previous)
             return ResponseStream(self, create, history)
         except ClientError:

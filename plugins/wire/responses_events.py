@@ -11,6 +11,8 @@ import msgspec
 
 from ...core.errors import ClientError
 from ...core.messages import Usage
+from .answers import io_counts
+from .errors import error_object
 
 encode = msgspec.json.encode
 #: Fields of a response that are always the same here.
@@ -21,7 +23,6 @@ _FIXED: dict[str, Any] = {
     "text": {"format": {"type": "text"}},
     "reasoning": {"effort": None, "summary": None},
     "truncation": "disabled",
-    "store": False,
     "background": False,
     "service_tier": "default",
     "presence_penalty": 0.0,
@@ -57,18 +58,10 @@ def text_part(text: str) -> dict[str, Any]:
 
 def usage_object(usage: Usage) -> dict[str, Any]:
     return {
-        "input_tokens": usage.input,
+        **io_counts(usage),
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
-        "output_tokens": usage.output,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.input + usage.output,
     }
-
-
-def error_object(error: ClientError) -> dict[str, Any]:
-    status = error.kind.status
-    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    return {"type": kind, "code": error.code, "message": error.message, "param": error.param}
 
 
 def error_event(error: ClientError, lane: str | None = None) -> bytes:
@@ -78,9 +71,6 @@ def error_event(error: ClientError, lane: str | None = None) -> bytes:
 
 def steer_failed(steer: dict[str, Any], lane: str | None) -> bytes:
     """Steering is not offered."""
-    error = {
-        "type": "invalid_request_error",
-        "code": "steering_not_supported",
-        "message": "a running response can't be steered here",
-    }
+    error = error_object(ClientError("steering_not_supported", "a running response can't be steered here"))
+    del error["param"]
     return event("response.steer.failed", lane, sequence_number=0, error=error, steer=steer)

@@ -1,4 +1,4 @@
-"""What ``previous_response_id`` finds: the conversations of one connection, bounded, gone with it."""
+"""What ``previous_response_id`` finds: the conversations of one connection, gone with it, and those that are stored."""
 
 from __future__ import annotations
 
@@ -18,25 +18,86 @@ class _Entry(NamedTuple):
     lane: str | None
 
 
+class Stored(NamedTuple):
+    """A response that outlives its connection.  ``body``: as it was at its end, JSON."""
+
+    messages: tuple[Message, ...]
+    body: bytes
+
+
+class ResponseStore:
+    """The stored responses of all peers, in memory: the least recently used go when ``max_bytes`` are exceeded."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self.num_bytes = max_bytes, 0
+        self._entries: OrderedDict[tuple[str, str], Stored] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def of(self, owner: str) -> Shelf | None:
+        """What this peer has stored; another one does not find it.  None: nothing is stored here."""
+        return Shelf(self, owner) if self._max_bytes else None
+
+    def add(self, owner: str, response_id: str, stored: Stored) -> None:
+        self._entries[owner, response_id] = stored
+        self.num_bytes += _size(stored)
+        while self.num_bytes > self._max_bytes:
+            self.num_bytes -= _size(self._entries.popitem(last=False)[1])
+
+    def find(self, owner: str, response_id: str) -> Stored | None:
+        if (found := self._entries.get((owner, response_id))) is not None:
+            self._entries.move_to_end((owner, response_id))
+        return found
+
+    def drop(self, owner: str, response_id: str) -> bool:
+        """Forget it; False if there is none."""
+        gone = self._entries.pop((owner, response_id), None)
+        if gone is not None:
+            self.num_bytes -= _size(gone)
+        return gone is not None
+
+
+class Shelf(NamedTuple):
+    """One peer's part of the store."""
+
+    store: ResponseStore
+    owner: str
+
+    def add(self, response_id: str, stored: Stored) -> None:
+        self.store.add(self.owner, response_id, stored)
+
+    def find(self, response_id: str) -> Stored:
+        """Raises ClientError ``not_found``."""
+        if (found := self.store.find(self.owner, response_id)) is None:
+            raise _unknown("not_found", response_id)
+        return found
+
+    def drop(self, response_id: str) -> None:
+        """Raises ClientError ``not_found``."""
+        if not self.store.drop(self.owner, response_id):
+            raise _unknown("not_found", response_id)
+
+
 class History:
     """Conversations by response id; the latest of each lane is kept longest."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, shelf: Shelf | None = None, max_bytes: int = MAX_BYTES) -> None:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._latest: dict[str | None, str] = {}
-        self._bytes, self._max_bytes = 0, max_bytes
+        self._bytes, self._max_bytes, self._shelf = 0, max_bytes, shelf
 
     def find(self, response_id: str) -> tuple[Message, ...]:
         """The messages up to and with that response.  Raises ClientError ``previous_response_not_found``."""
-        entry = self._entries.get(response_id)
-        if entry is None:
-            text = f"Previous response with id {response_id[:80]!r} not found."
-            raise ClientError("previous_response_not_found", text, "previous_response_id")
-        self._entries.move_to_end(response_id)
-        return entry.messages
+        if (entry := self._entries.get(response_id)) is not None:
+            self._entries.move_to_end(response_id)
+            return entry.messages
+        if self._shelf is not None and (stored := self._shelf.store.find(self._shelf.owner, response_id)) is not None:
+            return stored.messages
+        raise _unknown("previous_response_not_found", response_id, "previous_response_id")
 
     def add(self, response_id: str, messages: tuple[Message, ...], lane: str | None) -> None:
-        num_bytes = sum(len(message["content"]) for message in messages)
+        num_bytes = _num_bytes(messages)
         self._entries[response_id] = _Entry(messages, num_bytes, lane)
         self._latest[lane] = response_id
         self._bytes += num_bytes
@@ -47,7 +108,7 @@ class History:
             self.drop(old)
 
     def drop(self, response_id: str | None) -> None:
-        """Forget it, for instance because its continuation failed."""
+        """Forget it, for instance because its continuation failed; what is stored stays."""
         entry = self._entries.pop(response_id or "", None)
         if entry is not None:
             self._bytes -= entry.num_bytes
@@ -56,3 +117,15 @@ class History:
 
     def _is_latest(self, response_id: str) -> bool:
         return self._latest.get(self._entries[response_id].lane) == response_id
+
+
+def _num_bytes(messages: tuple[Message, ...]) -> int:
+    return sum(len(message["content"].encode()) for message in messages)
+
+
+def _size(stored: Stored) -> int:
+    return _num_bytes(stored.messages) + len(stored.body)
+
+
+def _unknown(code: str, response_id: str, param: str | None = None) -> ClientError:
+    return ClientError(code, f"Previous response with id {response_id[:80]!r} not found.", param)

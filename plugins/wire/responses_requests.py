@@ -6,16 +6,13 @@ What the engine cannot do is refused by the name of its field, so that no client
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-
-import msgspec
 
 from ...core.errors import ClientError, nearest
 from ..schema import GenerateRequest, parse
+from .reading import MAX_SHOWN, OPENAI_OPTIONS, Check, check_fields, is_empty, is_flag, one_of, read_object, typed
 
 MAX_STREAM_ID_CHARS = 256
-MAX_SHOWN = 80
 EVENTS = ("response.cancel", "response.create", "response.steer")
 
 _STREAM_ID = re.compile(rf"[A-Za-z0-9_.\-]{{1,{MAX_STREAM_ID_CHARS}}}")
@@ -35,6 +32,7 @@ class CreateEvent(NamedTuple):
     options: dict[str, Any]
     model: str | None
     generate: bool
+    store: bool  # so that it is found on other connections
     echo: dict[str, Any]  # fields that the response repeats
     num_bytes: int
 
@@ -75,11 +73,9 @@ ClientEvent = CreateEvent | CancelEvent | SteerEvent | RefusedEvent
 def parse_event(text: str | bytes) -> ClientEvent:
     """One client event, completely checked.  Never raises for what a peer may send."""
     try:
-        event = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        return RefusedEvent(ClientError("invalid_json", f"the event is not valid JSON: {error}"))
-    if not isinstance(event, dict):
-        return RefusedEvent(ClientError("invalid_request", "an event is a JSON object"))
+        event = read_object(text, "the event")
+    except ClientError as error:
+        return RefusedEvent(error)
     kind = event.pop("type", None)
     if not isinstance(kind, str):
         return RefusedEvent(ClientError("invalid_request", f"type is missing; one of {', '.join(EVENTS)}", "type"))
@@ -94,37 +90,32 @@ def parse_event(text: str | bytes) -> ClientEvent:
         if kind == "response.steer":
             return SteerEvent(lane, {name: event.get(name) for name in ("input", "previous_response_id")})
         if kind == "response.cancel":
-            return CancelEvent(_text(event, "response_id"), lane)
+            return CancelEvent(typed(event, "response_id", str, "a string"), lane)
         return _create(event, lane, len(text))
     except ClientError as error:
         return RefusedEvent(error, lane, kind == "response.create")
 
 
 def _create(event: dict[str, Any], lane: str | None, num_bytes: int) -> CreateEvent:
-    for name, value in event.items():
-        if name in _MUST_BE and not _MUST_BE[name](value):
-            raise ClientError("unsupported_parameter", f"{name} with this value is not offered here", name)
+    check_fields(event, _KNOWN, _MUST_BE)
     generate, metadata = event.get("generate", True), event.get("metadata") or {}
     if not isinstance(generate, bool):
         raise ClientError("invalid_request", "generate must be true or false", "generate")
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ClientError("invalid_request", "metadata must be an object of strings", "metadata")
-    options: dict[str, Any] = {}
-    for name, value in event.items():
-        if name == "max_output_tokens" and value is not None:
-            options["max_tokens"] = value
-        elif name in _OPTIONS and value is not None:
-            options[name] = value
-        elif name not in _KNOWN:
-            shown = name[:MAX_SHOWN]
-            raise ClientError("unsupported_parameter", f"unknown field {shown!r}{nearest(shown, _KNOWN)}", shown)
+    options = {name: event[name] for name in OPENAI_OPTIONS if event.get(name) is not None}
+    if event.get("max_output_tokens") is not None:
+        options["max_tokens"] = event["max_output_tokens"]
+    instructions, previous, model = (
+        typed(event, name, str, "a string") for name in ("instructions", "previous_response_id", "model")
+    )
     echo = {
         "metadata": metadata,
         "temperature": options.get("temperature", 1.0),
         "top_p": options.get("top_p", 1.0),
         "max_output_tokens": event.get("max_output_tokens"),
-        "instructions": event.get("instructions"),
-        "previous_response_id": event.get("previous_response_id"),
+        "instructions": instructions,
+        "previous_response_id": previous,
         "user": event.get("user"),
         "prompt_cache_key": event.get("prompt_cache_key"),
         "safety_identifier": event.get("safety_identifier"),
@@ -132,11 +123,12 @@ def _create(event: dict[str, Any], lane: str | None, num_bytes: int) -> CreateEv
     create = CreateEvent(
         lane,
         _input(event.get("input")),
-        _text(event, "instructions"),
-        _text(event, "previous_response_id"),
+        instructions,
+        previous,
         options,
-        _text(event, "model"),
+        model,
         generate,
+        event.get("store") is not False,
         echo,
         num_bytes,
     )
@@ -157,13 +149,6 @@ def renamed(error: ClientError) -> ClientError:
     if error.code != "unsupported_parameter" and (param == "prompt" or param.startswith("messages")):
         return ClientError(error.code, error.message, "input")
     return error
-
-
-def _text(event: Mapping[str, Any], name: str) -> str | None:
-    value = event.get(name)
-    if value is not None and not isinstance(value, str):
-        raise ClientError("invalid_request", f"{name} must be a string", name)
-    return value
 
 
 def _input(value: Any) -> tuple[Message, ...]:
@@ -216,37 +201,28 @@ def _plain_text(value: Any) -> bool:
     return isinstance(shape, dict) and shape.get("type") == "text" and value.get("verbosity") in (None, "medium")
 
 
-def _empty(value: Any) -> bool:
-    return value is None or value in ([], {}, "", 0, False)
-
-
-#: Fields of the one schema that may be given beside those of the Responses API.
-_OPTIONS = frozenset({
-    "cache_salt", "deadline_ms", "frequency_penalty", "ignore_eos", "min_p", "min_tokens", "presence_penalty",
-    "priority", "repetition_penalty", "seed", "stop", "stop_token_ids", "temperature", "tenant", "top_k", "top_p",
-})  # fmt: skip
 #: What else may stand in ``response.create``, and the only values that mean something we do.
-_MUST_BE: dict[str, Callable[[Any], bool]] = {
-    "background": _empty,
-    "context_management": _empty,
-    "conversation": _empty,
-    "include": _empty,
-    "max_tool_calls": _empty,
-    "moderation": _empty,
-    "parallel_tool_calls": lambda value: value is None or isinstance(value, bool),
-    "prompt": _empty,
+_MUST_BE: dict[str, Check] = {
+    "background": is_empty,
+    "context_management": is_empty,
+    "conversation": is_empty,
+    "include": is_empty,
+    "max_tool_calls": is_empty,
+    "moderation": is_empty,
+    "parallel_tool_calls": is_flag,
+    "prompt": is_empty,
     "reasoning": lambda value: value is None or (isinstance(value, dict) and not any(value.values())),
-    "service_tier": lambda value: value in (None, "auto", "default"),
-    "store": lambda value: value is None or isinstance(value, bool),
-    "stream": lambda value: value in (None, True),  # some clients always send it
-    "stream_options": _empty,
+    "service_tier": one_of("auto", "default"),
+    "store": is_flag,
+    "stream": one_of(True),  # some clients always send it
+    "stream_options": is_empty,
     "text": _plain_text,
-    "tool_choice": lambda value: value in (None, "auto", "none"),
-    "tools": _empty,
-    "top_logprobs": _empty,
-    "truncation": lambda value: value in (None, "disabled"),
+    "tool_choice": one_of("auto", "none"),
+    "tools": is_empty,
+    "top_logprobs": is_empty,
+    "truncation": one_of("disabled"),
 }
-_KNOWN = _OPTIONS | set(_MUST_BE) | {
+_KNOWN = OPENAI_OPTIONS | {
     "generate", "input", "instructions", "max_output_tokens", "metadata", "model", "previous_response_id",
     "prompt_cache_key", "safety_identifier", "user",
 }  # fmt: skip
