@@ -48,6 +48,7 @@ class ServerConfig(Section, frozen=True):
     max_pending_bytes: PosInt = 32 * 2**20  # of the frames of one connection's unfinished requests
     max_retain_s: NonNegFloat = 300.0  # longest time a stream can be resumed after its connection is lost
     max_retained_per_key: NonNegInt = 64  # streams kept for a resume
+    response_store_bytes: NonNegInt = 0  # of responses kept for `store`, in memory; 0: nothing is stored
     max_connection_age_s: NonNegFloat = 3600.0  # give or take 5 %; 0: no limit
     idle_timeout_s: NonNegFloat = 600.0  # without a request and without a frame; 0: no limit
     write_deadline_s: PosFloat = 60.0  # one send may wait so long for a client that does not read

@@ -22,6 +22,8 @@ from websockets.typing import Origin, Subprotocol
 
 from ...core.edge import KernelPort
 from ..settings import ServerConfig
+from ..wire.errors import model_not_found
+from .cors import Cors
 from .keys import ANYBODY, Keys, Peer
 from .pages import Page, Pages
 
@@ -56,6 +58,7 @@ class Door:
         self.origins: list[Origin | re.Pattern[str] | None] = [None, *map(Origin, server.allow_origins)]
         if self._loopback:
             self.origins.append(_LOOPBACK_ORIGIN)
+        self.cors = Cors(self.origins)
 
     def __call__(self, connection: ServerConnection, request: Request) -> Response | None:
         """``process_request`` of the server: an answer, or None to go on with the WebSocket handshake."""
@@ -69,8 +72,11 @@ class Door:
         response.body = b"" if request.method == "HEAD" else answer.body
         for name in ("Content-Type", "Content-Length"):
             del response.headers[name]
-        headers = {"Content-Type": answer.type, "Content-Length": str(len(answer.body)), "Cache-Control": "no-store"}
-        for name, value in (headers | dict(answer.headers)).items():
+        headers = {"Cache-Control": "no-store"}
+        if answer.status is not HTTPStatus.NO_CONTENT:
+            headers |= {"Content-Type": answer.type, "Content-Length": str(len(answer.body))}
+        origin = request.headers.get("Origin")
+        for name, value in (headers | self.cors.headers(origin) | dict(answer.headers)).items():
             response.headers[name] = value
         return response
 
@@ -88,6 +94,9 @@ class Door:
             return Refusal(HTTPStatus.FORBIDDEN, "forbidden", "the Host header names no loopback address")
         upgrade = any("websocket" in value.lower() for value in request.headers.get_all("Upgrade"))
         page = None if upgrade and path in self._sockets else self._pages.find(path)
+        asks = {name.lower(): value for name, value in request.headers.raw_items()}
+        if request.method == "OPTIONS" and (allowed := self.cors.preflight(asks)) is not None:
+            return Page(HTTPStatus.NO_CONTENT, b"", headers=allowed)
         if page is None and path not in self._sockets:
             valid = ", ".join([*self._sockets, *self._pages.paths])
             return Refusal(HTTPStatus.NOT_FOUND, "not_found", f"no such path; valid paths: {valid}")
@@ -101,13 +110,13 @@ class Door:
                 allow = {"Allow": "GET, HEAD"}
                 text = f"{path} answers GET and HEAD"
                 return Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "invalid_request", text, allow)
-            return page.make()
+            return page.make(peer)
         if not upgrade:
             text = f"{path} is a WebSocket" + (f" ({self._sockets[path]})" if self._sockets[path] else "")
             return Refusal(HTTPStatus.UPGRADE_REQUIRED, "invalid_request", text, {"Upgrade": "websocket"})
         for name in parse_qs(parts.query).get("model", ()):
             if name not in self._pages.names:
-                return Refusal(HTTPStatus.NOT_FOUND, "model_not_found", self._pages.unknown(name))
+                return Refusal(HTTPStatus.NOT_FOUND, "model_not_found", str(model_not_found(name, self._pages.names)))
         return self._admit(connection, peer)
 
     def _admit_operator(self, connection: ServerConnection, request: Request, upgrade: bool) -> Refusal | None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
 from websockets.asyncio.server import ServerConnection
@@ -52,7 +51,7 @@ class HttpGateway(WebSocketGateway):
                 if isinstance(connection, self._protocol) and connection.client == client:
                     connection.transport.abort()
 
-        app = HttpApp(hub, pages, identify, lambda: self._text.model, abort)  # type: ignore[attr-defined]
+        app = HttpApp(hub, pages, door.cors, identify, lambda: self._text.model, abort)  # type: ignore[attr-defined]
         config = self._uvicorn.Config(
             app,
             interface="asgi3",
@@ -85,7 +84,7 @@ class HttpGateway(WebSocketGateway):
         """Who asks; the same rules about Host and Origin as for WebSockets."""
         if not door.is_local_enough(headers.get("host", "")):
             return ClientError("forbidden", "the Host header names no loopback address")
-        if not _allowed(headers.get("origin"), door.origins):
+        if not door.cors.allows(headers.get("origin")):
             return ClientError("forbidden", "pages of this origin may not use the server (server.allow_origins)")
         scheme, _, word = headers.get("authorization", "").partition(" ")
         key = word.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
@@ -95,12 +94,6 @@ class HttpGateway(WebSocketGateway):
             if peer is None
             else peer
         )
-
-
-def _allowed(origin: str | None, origins: list[Any]) -> bool:
-    return any(
-        rule.fullmatch(origin or "") is not None if isinstance(rule, re.Pattern) else rule == origin for rule in origins
-    )
 
 
 @hookimpl

@@ -7,21 +7,23 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote
 
 import msgspec
 
 from ...core.errors import ClientError
 from ..wire.actions import Generate
 from ..wire.anthropic_messages import MessageStream, message_error, parse_message
-from ..wire.errors import error_object
+from ..wire.errors import error_object, model_not_found
 from ..wire.openai_chat import CHAT, TEXT, CompletionStream, parse_body
 from ..wire.outbox import Outbox, Source
 from ..wire.reading import check_fields, read_object
 from ..wire.responses import ResponsesSession
+from .cors import Cors
 from .generation import Generation
 from .hub import Hub
-from .keys import Peer
-from .pages import Pages
+from .keys import ANYBODY, Peer
+from .pages import RESPONSES_PATH, Pages
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -95,17 +97,18 @@ class HttpApp:
         self,
         hub: Hub,
         pages: Pages,
+        cors: Cors,
         identify: Callable[[dict[str, str]], Peer | ClientError],
         tokens: Callable[[], Tokens],
         abort: Callable[[Any], None],
     ) -> None:
-        self._abort = abort
+        self._abort, self._cors = abort, cors
         self._hub, self._pages, self._identify, self._tokens = hub, pages, identify, tokens
         self._names = pages.names
         self.paths: dict[str, Callable[[Call], Awaitable[None]]] = {
             "/v1/chat/completions": functools.partial(self._complete, CHAT),
             "/v1/completions": functools.partial(self._complete, TEXT),
-            "/v1/responses": self._respond,
+            RESPONSES_PATH: self._respond,
             MESSAGES: self._message,
             "/tokenize": self._tokenize,
             "/detokenize": self._detokenize,
@@ -113,28 +116,53 @@ class HttpApp:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """ASGI: one request."""
-        received = self._hub.port.now()
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        shared = [(name.encode(), value.encode()) for name, value in self._cors.headers(headers.get("origin")).items()]
+
+        async def shown(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] += shared
+            await send(message)
+
         try:
-            peer = self._identify(headers)
-            if scope["method"] in ("GET", "HEAD"):  # on a connection that a POST has kept alive
-                await self._page(scope["path"], scope["method"], peer, send)
-                return
-            handle = self.paths.get(scope["path"])
-            if handle is None:
-                raise ClientError("not_found", f"no such path for POST; valid paths: {', '.join(self.paths)}")
-            if isinstance(peer, ClientError):
-                raise peer
-            if scope["method"] != "POST":
-                raise ClientError("invalid_request", f"{scope['path']} answers POST")
-            if self._hub.port.draining or not self._hub.port.ready:
-                raise ClientError("draining" if self._hub.port.draining else "overloaded", "the server is not ready")
-            body = await self._body(receive)
-            if body is not None:
-                await handle(Call(body, peer, received, receive, send, scope["client"]))
+            await self._handle(scope, headers, receive, shown)
         except ClientError as error:
             refusal = message_error if scope["path"] == MESSAGES else _refusal
-            await answer(send, error.kind.status, refusal(error))
+            await answer(shown, error.kind.status, refusal(error))
+
+    async def _handle(self, scope: Any, headers: dict[str, str], receive: Receive, send: Send) -> None:
+        received, path, method = self._hub.port.now(), scope["path"], scope["method"]
+        if method == "OPTIONS" and (allowed := self._cors.preflight(headers)) is not None:
+            more = [(name.encode(), value.encode()) for name, value in allowed.items()]
+            await send({"type": "http.response.start", "status": 204, "headers": more})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        peer = self._identify(headers)
+        if method in ("GET", "HEAD"):  # on a connection that a POST has kept alive
+            await self._page(path, method, peer, send)
+            return
+        stored = method == "DELETE" and path.startswith(RESPONSES_PATH + "/")
+        handle = self.paths.get(path)
+        if handle is None and not stored:
+            raise ClientError("not_found", f"no such path for {method}; valid paths: {', '.join(self.paths)}")
+        if isinstance(peer, ClientError):
+            raise peer
+        if stored:
+            await self._delete(peer, unquote(path.removeprefix(RESPONSES_PATH + "/")), send)
+            return
+        if method != "POST" or handle is None:
+            raise ClientError("invalid_request", f"{path} answers POST")
+        if self._hub.port.draining or not self._hub.port.ready:
+            raise ClientError("draining" if self._hub.port.draining else "overloaded", "the server is not ready")
+        body = await self._body(receive)
+        if body is not None:
+            await handle(Call(body, peer, received, receive, send, scope["client"]))
+
+    async def _delete(self, peer: Peer, response_id: str, send: Send) -> None:
+        """Forget a stored response."""
+        if not self._hub.responses.drop(peer.name, response_id):
+            raise ClientError("not_found", f"no response with the id {response_id[:80]!r} is stored", "response_id")
+        await answer(send, 200, {"id": response_id, "object": "response", "deleted": True})
 
     async def _page(self, path: str, method: str, peer: Peer | ClientError, send: Send) -> None:
         page = self._pages.find(path)
@@ -142,7 +170,7 @@ class HttpApp:
             raise ClientError("not_found", f"no such page; valid: {', '.join(self._pages.paths)}")
         if isinstance(peer, ClientError) and (page.private or peer.code == "forbidden"):
             raise peer
-        made = page.make()
+        made = page.make(peer if isinstance(peer, Peer) else ANYBODY)
         await send(_start(made.status, made.type.encode()))
         await send({"type": "http.response.body", "body": made.body if method == "GET" else b""})
 
@@ -177,7 +205,7 @@ class HttpApp:
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and model not in self._names:
-            raise ClientError("model_not_found", self._pages.unknown(model), "model")
+            raise model_not_found(model, self._names)
 
     async def _respond(self, call: Call) -> None:
         fields = call.fields()
@@ -191,6 +219,7 @@ class HttpApp:
             wall_clock=time.time,
             clock=self._hub.port.now,
             aliases=self._names[1:],
+            shelf=self._hub.responses.of(call.peer.name),
         )
         actions = session.receive(msgspec.json.encode({"type": "response.create", **fields}))
         if not actions:

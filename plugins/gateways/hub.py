@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ...core.edge import KernelPort
 from ...core.messages import StepPlan
 from ..settings import ServerConfig
+from ..wire.responses_history import ResponseStore
 from .admission import Admission
 from .api import TextApi
 from .shelf import Shelf
@@ -22,6 +23,7 @@ class Hub:
         self.text, self.port, self.server = text, port, server
         self.admission = Admission(server)
         self.shelf = Shelf(server.max_retained_per_key)
+        self.responses = ResponseStore(server.response_store_bytes)
         self.watchers: dict[str, Generation] = {}
         self.num_paused = 0
         self.num_slow_closed = 0  # connections cut because the peer did not read

@@ -38,7 +38,7 @@ from .api import ServerSession, TextApi
 from .connection import CLOSE_TIMEOUT_S, Connection
 from .door import CONTROL_PATH, Door, names_of
 from .hub import Hub
-from .keys import load_keys
+from .keys import Peer, load_keys
 from .pages import Pages
 
 STREAM_PATH = "/v1/stream"
@@ -125,7 +125,7 @@ class WebSocketGateway:
         self._hub = hub = self._hub or Hub(self._text, port, server)
         self._metrics = self._metrics or self._make_metrics(port, hub)
         names = names_of(port.info.model, server.model_aliases)
-        pages = Pages(port, names, int(time.time()), self._metrics.page)
+        pages = Pages(port, names, int(time.time()), self._metrics.page, hub.responses)
         sockets = {**SOCKETS, CONTROL_PATH: ""} if server.admin_key and self.operator else SOCKETS
         self._door = door = Door(port, server, address, self._keys, sockets, pages)
 
@@ -196,7 +196,7 @@ class WebSocketGateway:
             if self.operator is not None and ws.request is not None and urlsplit(ws.request.path).path == CONTROL_PATH:
                 return await _operate(ws, self.operator())
             max_age_s = server.max_connection_age_s * random.uniform(1 - AGE_JITTER, 1 + AGE_JITTER)
-            connection = Connection(ws, self._session(ws, hub), hub, peers[ws], max_age_s)
+            connection = Connection(ws, self._session(ws, hub, peers[ws]), hub, peers[ws], max_age_s)
             self._connections.add(connection)
             try:
                 await connection.run()
@@ -205,7 +205,7 @@ class WebSocketGateway:
         finally:
             del peers[ws]
 
-    def _session(self, ws: ServerConnection, hub: Hub) -> ServerSession:
+    def _session(self, ws: ServerConnection, hub: Hub, peer: Peer) -> ServerSession:
         assert ws.request is not None
         server, info = self._config.server, hub.port.info
         aliases = names_of(info.model, server.model_aliases)[1:]
@@ -223,6 +223,7 @@ class WebSocketGateway:
                 aliases=aliases,
                 max_waiting=server.max_queued_per_connection,
                 max_waiting_bytes=server.max_pending_bytes,
+                shelf=hub.responses.of(peer.name),
             )
         limits = {
             "max_context_tokens": info.max_context,

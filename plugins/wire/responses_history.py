@@ -67,16 +67,8 @@ class Shelf(NamedTuple):
     def add(self, response_id: str, stored: Stored) -> None:
         self.store.add(self.owner, response_id, stored)
 
-    def find(self, response_id: str) -> Stored:
-        """Raises ClientError ``not_found``."""
-        if (found := self.store.find(self.owner, response_id)) is None:
-            raise _unknown("not_found", response_id)
-        return found
-
-    def drop(self, response_id: str) -> None:
-        """Raises ClientError ``not_found``."""
-        if not self.store.drop(self.owner, response_id):
-            raise _unknown("not_found", response_id)
+    def find(self, response_id: str) -> Stored | None:
+        return self.store.find(self.owner, response_id)
 
 
 class History:
@@ -92,9 +84,10 @@ class History:
         if (entry := self._entries.get(response_id)) is not None:
             self._entries.move_to_end(response_id)
             return entry.messages
-        if self._shelf is not None and (stored := self._shelf.store.find(self._shelf.owner, response_id)) is not None:
+        if self._shelf is not None and (stored := self._shelf.find(response_id)) is not None:
             return stored.messages
-        raise _unknown("previous_response_not_found", response_id, "previous_response_id")
+        text = f"Previous response with id {response_id[:80]!r} not found."
+        raise ClientError("previous_response_not_found", text, "previous_response_id")
 
     def add(self, response_id: str, messages: tuple[Message, ...], lane: str | None) -> None:
         num_bytes = _num_bytes(messages)
@@ -125,7 +118,3 @@ def _num_bytes(messages: tuple[Message, ...]) -> int:
 
 def _size(stored: Stored) -> int:
     return _num_bytes(stored.messages) + len(stored.body)
-
-
-def _unknown(code: str, response_id: str, param: str | None = None) -> ClientError:
-    return ClientError(code, f"Previous response with id {response_id[:80]!r} not found.", param)

@@ -13,6 +13,7 @@ from websockets.typing import Origin, Subprotocol
 from mainspring.plugins.gateways.door import Door
 from mainspring.plugins.gateways.keys import load_keys
 from mainspring.plugins.gateways.pages import Pages
+from mainspring.plugins.wire.responses_history import ResponseStore
 from mainspring.plugins.gateways.ws import SOCKETS
 from mainspring.plugins.settings import ServerConfig
 
@@ -145,7 +146,7 @@ async def test_host_on_loopback(host: str, status: int) -> None:
 
 async def test_bound_to_the_network_takes_any_host_and_no_browser_origin() -> None:
     port = FakePort()
-    pages = Pages(port, ("tiny",), 0, lambda: (b"", ""))
+    pages = Pages(port, ("tiny",), 0, lambda: (b"", ""), ResponseStore(0))
     server = ServerConfig(host="0.0.0.0")
     assert Door(port, server, "0.0.0.0", load_keys(server), SOCKETS, pages).origins == [None]
     async with serve(host="0.0.0.0") as served:

@@ -16,7 +16,7 @@ from mainspring.plugins.wire.actions import Generate, Resume
 from mainspring.plugins.wire.llm_v1 import MAX_RING_BYTES, Session, Stream
 from mainspring.plugins.wire.outbox import MAX_OUTBOX_BYTES, MAX_SOURCE_BYTES
 
-from .schemas import check_server_frame
+from .driver import drain
 
 END = Finish(FinishReason.LENGTH, Usage(1, 0, 2), Timing(0.0, 0.1, 0.2, 0.3))
 
@@ -53,14 +53,6 @@ def begin(session: Session, name: str = "a", **fields: Any) -> tuple[Stream, Flo
     assert isinstance(stream, Stream)
     stream.flow = flow = Flow()
     return stream, flow
-
-
-def drain(session: Session) -> list[dict[str, Any]]:
-    frames = []
-    while (frame := session.pop()) is not None:
-        frames.append(json.loads(frame))
-        check_server_frame(frames[-1])
-    return frames
 
 
 def test_b1_a_full_stream_is_paused_and_goes_on_when_its_text_is_taken() -> None:

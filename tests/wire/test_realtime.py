@@ -15,6 +15,7 @@ from mainspring.plugins.wire import realtime
 from mainspring.plugins.wire.actions import Action, Cancel, Close, Generate
 from mainspring.plugins.wire.realtime import RealtimeSession, RealtimeStream
 
+from .driver import drain
 from .schemas import check_server_frame
 
 TIMING = Timing(arrival=10.0, scheduled=10.25, first_token=10.75, finished=12.0)
@@ -26,14 +27,6 @@ def make() -> RealtimeSession:
     check_server_frame(created)
     assert (created["type"], created["session"]["model"]) == ("session.created", "tiny")
     return session
-
-
-def drain(session: RealtimeSession) -> list[dict[str, Any]]:
-    events = []
-    while (event := session.pop()) is not None:
-        events.append(json.loads(event))
-        check_server_frame(events[-1])
-    return events
 
 
 def send(session: RealtimeSession, kind: str, /, **fields: Any) -> list[Action]:
