@@ -13,9 +13,9 @@ from websockets.typing import Origin, Subprotocol
 from mainspring.plugins.gateways.door import Door
 from mainspring.plugins.gateways.keys import load_keys
 from mainspring.plugins.gateways.pages import Pages
-from mainspring.plugins.wire.responses_history import ResponseStore
 from mainspring.plugins.gateways.ws import SOCKETS
 from mainspring.plugins.settings import ServerConfig
+from mainspring.plugins.wire.responses_history import ResponseStore
 
 from .fakes import FakePort, collect, generate, handshake, receive, send, serve
 
