@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+from tests.engine.loaded import Loaded
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +14,10 @@ def free_weights() -> Iterator[None]:
     """Engines are full of cycles, and the collector does not know how large tensors are."""
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[Loaded]:
+    loaded = Loaded()
+    yield loaded
+    loaded.inner.close()
