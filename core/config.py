@@ -12,7 +12,7 @@ from .errors import ConfigError, nearest
 PosInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegInt = Annotated[int, msgspec.Meta(ge=0)]
 NonNegFloat = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-Tables = TypeVar("Tables", bound="Config")
+Tables = TypeVar("Tables", bound="Section")
 PosFloat = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 

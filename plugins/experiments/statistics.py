@@ -45,17 +45,25 @@ class Interval(NamedTuple):
         return math.exp(value) if self.scale == "ratio" else value
 
 
-def paired(base: Sequence[float], other: Sequence[float], confidence: float = 0.95) -> Interval | None:
+def paired(
+    base: Sequence[float], other: Sequence[float], confidence: float = 0.95, scale: Scale | None = None
+) -> Interval | None:
     """What changes from ``base`` to ``other``, values of the same pairs in the same order.
 
     None if there are fewer than two pairs or a value is not finite (a request that never ended makes its latency so).
+    ``scale`` None: ratios if every value is above 0.
     """
     pairs = list(zip(base, other, strict=True))
     if len(pairs) < 2 or not all(math.isfinite(value) for pair in pairs for value in pair):
         return None
-    if all(value > 0 for pair in pairs for value in pair):
+    if (scale or scale_of(base, other)) == "ratio":
         return interval("ratio", [math.log(after / before) for before, after in pairs], confidence)
     return interval("difference", [after - before for before, after in pairs], confidence)
+
+
+def scale_of(*samples: Sequence[float]) -> Scale:
+    """``ratio`` if all values have one."""
+    return "ratio" if all(value > 0 for sample in samples for value in sample) else "difference"
 
 
 def interval(scale: Scale, values: Sequence[float], confidence: float) -> Interval:

@@ -1,0 +1,84 @@
+"""One run of an arm in virtual time."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+
+from ..simulation.play import play
+from ..simulation.records import Run
+from ..step_time import files
+from ..step_time.features import Features
+from ..step_time.files import StepTimeFile
+from ..workloads.metrics import Alone
+from ..workloads.scenario import Scenario
+from .arms import Arm
+from .spec import Experiment
+
+
+class SimulatedClock:
+    """Plays scenarios with fitted step times; exactly repeatable, whatever the machine does meanwhile."""
+
+    clock = "sim"
+
+    def __init__(self, experiment: Experiment) -> None:
+        """Raises ConfigError for a file of coefficients that cannot be had."""
+        self._spec = experiment.spec
+        name = self._spec.step_time
+        beside = experiment.path.parent / name
+        self.machine: StepTimeFile = files.load(beside if name.endswith(".toml") and beside.exists() else name)
+        self.description = {
+            "clock": "sim: virtual time, step times from fitted coefficients",
+            "step_time": name,
+            "machine": self.machine.machine,
+            "model": self.machine.model,
+        }
+
+    def play(self, arm: Arm, made: Scenario, seed: int, role: str) -> tuple[Run, str, float]:
+        """The run, a digest of its outputs ("" here: no model made them), and the real seconds that it took."""
+        started = time.monotonic()
+        use = arm.config.scheduler.use
+        run = play(
+            arm.config,
+            made,
+            self.machine.step,
+            seed,
+            policy_cost=self.machine.cost_of(use),
+            noise_sigma=self._spec.noise_sigma,
+            noise_seed=noise_seed(arm.name, seed, role),
+            known_lengths=self._spec.known_lengths,
+        )
+        return run, "", time.monotonic() - started
+
+    def alone(self, arm: Arm) -> Alone:
+        """Seconds of a request alone on the idle engine: its prompt in chunks of the budget, then token by token."""
+        step, budget = self.machine.step, arm.config.scheduler.token_budget
+
+        def seconds(prompt: int, output: int) -> float:
+            total = 0.0
+            for start in range(0, prompt, budget):
+                chunk = min(budget, prompt - start)
+                total += step(Features(chunk, 0, 0, chunk * (start + chunk / 2)))
+            decodes = output - 1  # the contexts of the decode steps grow evenly: their mean stands for all
+            return total + decodes * step(Features(0, 1, prompt + output / 2, 0)) if decodes else total
+
+        return seconds
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def noise_seed(arm: str, seed: int, role: str) -> int:
+    """Every run has noise of its own: arms of a pair share their arrivals, never their machine's moods."""
+    digest = hashlib.blake2b(f"{role} {arm} {seed}".encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "big")
+
+
+def capacity(run: Run) -> float:
+    """Requests per second that the engine completes when all are there from the start: over the middle 80 % of them,
+    so that filling and draining do not count."""
+    ends = sorted(one.finished_s for one in run.requests if one.finished_s is not None)
+    low, high = int(0.1 * len(ends)), math.ceil(0.9 * len(ends)) - 1
+    seconds = ends[high] - ends[low] if high > low else 0.0
+    return (high - low) / seconds if seconds > 0 else math.nan

@@ -1,0 +1,86 @@
+"""The traffic of one run: the scenario drawn with a seed, the window of a trace, or prompts of text, at a rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from ...core.errors import ConfigError
+from ..traces.canonical import TraceRow
+from ..traces.formats import read
+from ..workloads.scenario import Scenario, from_trace, scale_arrivals, scenario
+from .spec import Experiment
+
+#: Seeds of the A/A control lie this far from those of the pairs.
+FLOOR_OFFSET = 1_000_003
+
+#: seed -> scenario at its own rate
+Source = Callable[[int], Scenario]
+
+
+def source(experiment: Experiment) -> Source:
+    """What makes the scenario of a seed.  Raises ConfigError for whatever is wrong in the workload's table."""
+    work = experiment.spec.workload
+    if work.trace:
+        return _windows(experiment)
+    if work.prompts:
+        return lambda seed: _prompts(experiment, seed)
+
+    def draw(seed: int) -> Scenario:
+        try:
+            return scenario(work.scenario, work.size, seed, **work.options)
+        except ConfigError as error:
+            raise experiment.error(f"workload: {error}") from error
+
+    return draw
+
+
+def at_rate(made: Scenario, rate: float) -> Scenario:
+    """``made`` with its roots (requests, sessions, trees) arriving at ``rate`` per second; infinite: all at once."""
+    return msgspec.structs.replace(made, rows=scale_arrivals(made.rows, rate), rate_per_s=rate)
+
+
+def num_roots(made: Scenario) -> int:
+    """Rows that wait for nobody."""
+    return sum(row.parent is None and not row.after for row in made.rows)
+
+
+def _windows(experiment: Experiment) -> Source:
+    """Pair i plays the i-th window, so that pairs share no request; the A/A control plays windows behind those."""
+    spec, work = experiment.spec, experiment.spec.workload
+    path = Path(work.trace)
+    trace = read(work.format, path if path.is_absolute() else experiment.path.parent / path, **work.options)
+    size, seeds = work.window_requests, spec.seed_list
+    if any(row.parent is not None or row.after for row in trace.rows):
+        raise experiment.error("workload.trace: requests that wait for others cannot be cut into windows")
+    if (need := 2 * len(seeds) * size) > len(trace.rows):
+        most = len(trace.rows) // (2 * len(seeds))
+        raise experiment.error(
+            f"workload.window_requests = {size}: {len(seeds)} pairs and their control need {need} requests, the trace "
+            f"has {len(trace.rows)}; use at most {most}, or fewer seeds"
+        )
+    order = {seed: index for index, seed in enumerate(seeds)}
+    order |= {seed + FLOOR_OFFSET: len(seeds) + index for index, seed in enumerate(seeds)}
+
+    def window(seed: int) -> Scenario:
+        rows = trace.rows[order[seed] * size : (order[seed] + 1) * size]
+        first = rows[0].arrival_s
+        moved = tuple(msgspec.structs.replace(row, arrival_s=row.arrival_s - first) for row in rows)
+        return from_trace(moved, work.kv_tokens, work.max_output, name=path.name, seed=seed)
+
+    return window
+
+
+def _prompts(experiment: Experiment, seed: int) -> Scenario:
+    """Rows whose lengths are filled in when a tokenizer is at hand; Poisson arrivals."""
+    work, random, at, rows = experiment.spec.workload, Random(seed), 0.0, []
+    for _ in range(work.num_requests):
+        rows.append(TraceRow(arrival_s=at, input_tokens=1, output_tokens=work.output_tokens))
+        at += random.expovariate(1.0)
+    kv = work.kv_tokens or math.inf
+    kv_tokens = int(min(kv, work.num_requests * (work.output_tokens + 512)))
+    return from_trace(tuple(rows), kv_tokens, work.output_tokens, name="prompts", seed=seed)
