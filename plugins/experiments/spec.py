@@ -35,6 +35,7 @@ class WorkloadSpec(Section, frozen=True):
     kv_tokens: NonNegInt = 0  # KV memory for a trace
     max_output: NonNegInt = 0  # max_tokens that policies see of a trace's requests
     prompts: tuple[str, ...] = ()  # text, taken in turns; live only
+    chat: bool = False  # prompts go through the model's chat template
     num_requests: NonNegInt = 0  # with prompts
     output_tokens: PosInt = 64  # with prompts
     forced: bool = True  # outputs are as long as the workload says, whatever the model would like

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -13,6 +12,7 @@ from ...core.errors import ConfigError
 from ..traces.canonical import TraceRow
 from ..traces.formats import read
 from ..workloads.scenario import Scenario, from_trace, scale_arrivals, scenario
+from .prompts import encoded
 from .spec import Experiment
 
 #: Seeds of the A/A control lie this far from those of the pairs.
@@ -75,12 +75,20 @@ def _windows(experiment: Experiment) -> Source:
     return window
 
 
+def prompt_ids(experiment: Experiment) -> tuple[tuple[int, ...], ...]:
+    """The ids of ``workload.prompts``, by the tokenizer of the model that all arms have."""
+    work = experiment.spec.workload
+    model = experiment.spec.config.get("model", {})
+    return encoded(work.prompts, str(model.get("path", "")), work.chat)
+
+
 def _prompts(experiment: Experiment, seed: int) -> Scenario:
-    """Rows whose lengths are filled in when a tokenizer is at hand; Poisson arrivals."""
+    """The prompts in turns, Poisson arrivals; without ``kv_tokens``, memory for all of them at once."""
     work, random, at, rows = experiment.spec.workload, Random(seed), 0.0, []
-    for _ in range(work.num_requests):
-        rows.append(TraceRow(arrival_s=at, input_tokens=1, output_tokens=work.output_tokens))
+    ids = prompt_ids(experiment)
+    for number in range(work.num_requests):
+        length = len(ids[number % len(ids)])
+        rows.append(TraceRow(arrival_s=at, input_tokens=length, output_tokens=work.output_tokens))
         at += random.expovariate(1.0)
-    kv = work.kv_tokens or math.inf
-    kv_tokens = int(min(kv, work.num_requests * (work.output_tokens + 512)))
+    kv_tokens = work.kv_tokens or sum(row.input_tokens + row.output_tokens + 16 for row in rows)
     return from_trace(tuple(rows), kv_tokens, work.output_tokens, name="prompts", seed=seed)

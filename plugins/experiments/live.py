@@ -1,0 +1,137 @@
+"""One run of an arm on the real executor and the machine's clock.
+
+Every run has a fresh kernel: host, allocator and sampler start empty, so nothing is cached from the run before.  The
+executor with its weights is kept between runs that need the same one; its first run is a short one that nobody sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ...core.clock import MonotonicClock
+from ...core.edge import ExecutorEdge
+from ...core.kernel import Kernel
+from ...core.messages import StepLaunch, StepResult
+from ...core.policy import Executor, ExecutorInfo, SampleOutput
+from ...core.registry import Registry
+from ..executors.thread import ExecutorThread
+from ..settings import Config
+from ..simulation.records import Run
+from ..simulation.traffic import Traffic
+from ..workloads.metrics import Alone
+from ..workloads.scenario import Scenario
+from .arms import Arm
+from .live_player import LivePlayer
+from .prompts import PromptTraffic
+from .spec import Experiment
+from .workload import prompt_ids
+
+MOST_KEPT = 3  # executors with their weights
+WARM_REQUESTS, WARM_TOKENS = 4, 4
+#: A run may take so long beyond its last scheduled arrival.
+PATIENCE_S = 1800.0
+
+MakeExecutor = Callable[[Config], Executor]
+
+
+class KeptExecutor:
+    """An executor that loads once and outlives its kernel."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self._info: ExecutorInfo | None = None
+        self.warm = False
+
+    def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
+        if self._info is None:
+            self._info = self._inner.load(progress)
+        return self._info
+
+    def execute(self, launch: StepLaunch, sample: Callable[[Any, Any], SampleOutput]) -> StepResult:
+        return self._inner.execute(launch, sample)
+
+    def close(self) -> None:
+        """Kept: ``end`` closes it."""
+
+    def end(self) -> None:
+        self._inner.close()
+
+
+class LiveClock:
+    """Plays scenarios on the real engine, one run at a time."""
+
+    clock = "live"
+
+    def __init__(self, experiment: Experiment, make_executor: MakeExecutor | None = None) -> None:
+        self._experiment, self._spec = experiment, experiment.spec
+        self._registry = Registry()
+        self._make = make_executor or self._configured
+        self._kept: dict[bytes, KeptExecutor] = {}
+        self.description = {"clock": "live: the real executor, on this machine's clock"}
+        self.outputs: dict[int, list[int]] = {}  # of the run before, by row
+
+    def play(self, arm: Arm, made: Scenario, seed: int, role: str) -> tuple[Run, str, float]:
+        """The run, a digest of its output ids, and the seconds that it took."""
+        started = time.monotonic()
+        run, digest = asyncio.run(self._play(arm, made, seed))
+        return run, digest, time.monotonic() - started
+
+    def alone(self, arm: Arm) -> Alone | None:
+        """Not known without playing it."""
+        return None
+
+    def close(self) -> None:
+        while self._kept:
+            self._kept.popitem()[1].end()
+
+    async def _play(self, arm: Arm, made: Scenario, seed: int) -> tuple[Run, str]:
+        executor = self._executor(arm.config)
+        if not executor.warm:
+            await self._run(arm, warm_up(made), seed, executor)
+            executor.warm = True
+        return await self._run(arm, made, seed, executor)
+
+    async def _run(self, arm: Arm, made: Scenario, seed: int, executor: KeptExecutor) -> tuple[Run, str]:
+        def edge(kernel: Kernel) -> ExecutorEdge:
+            return ExecutorThread(executor, kernel.post_threadsafe, kernel.now)
+
+        def traffic(vocab_size: int) -> Traffic:
+            if self._spec.workload.prompts:
+                return PromptTraffic(made, seed, vocab_size, prompt_ids(self._experiment))
+            return Traffic(made, seed, vocab_size, self._spec.known_lengths)
+
+        player = LivePlayer(made, traffic, arm.sampling, self._spec.workload.forced, seed)
+        kernel = Kernel(
+            arm.config, self._registry, MonotonicClock(), edge, [player], [player.see], progress=lambda _line: None
+        )
+        async with kernel.running():
+            self.description["model"], self.description["executor"] = kernel.info.model, kernel.info.detail
+            run = await player.play(max(row.arrival_s for row in made.rows) + PATIENCE_S)
+        self.outputs = player.output_ids()
+        return run, player.ids_digest()
+
+    def _executor(self, config: Config) -> KeptExecutor:
+        limits = config.scheduler.token_budget, config.scheduler.max_running
+        pool = config.allocator.block_size, config.allocator.num_blocks
+        key = msgspec.json.encode([config.executor, config.model, pool, limits])
+        if key not in self._kept:
+            while len(self._kept) >= MOST_KEPT:
+                self._kept.pop(next(iter(self._kept))).end()
+            self._kept[key] = KeptExecutor(self._make(config))
+        return self._kept[key]
+
+    def _configured(self, config: Config) -> Executor:
+        made: Executor = self._registry.make("executor", config.executor.use, config.executor.options, config)
+        return made
+
+
+def warm_up(made: Scenario) -> Scenario:
+    """A few requests at once with short answers, to have every allocation and compilation behind."""
+    roots = [row for row in made.rows if row.parent is None and not row.after][:WARM_REQUESTS]
+    short = tuple(msgspec.structs.replace(row, arrival_s=0.0, output_tokens=WARM_TOKENS) for row in roots)
+    return msgspec.structs.replace(made, rows=short)

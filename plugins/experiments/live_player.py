@@ -1,0 +1,152 @@
+"""Plays a scenario on a running kernel: an edge that submits when requests are due, whatever the engine does meanwhile.
+
+Arrivals come from the schedule, never from completions; only a request that waits for another one (a turn, a branch)
+starts when that has ended.  Latencies count from the moment at which a request was due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from ...core.edge import KernelPort
+from ...core.messages import Emit, Message, SamplingParams, StepLaunch, StepPlan, StepResult, Submit, Wake
+from ..simulation.collect import Collector
+from ..simulation.records import Run
+from ..simulation.traffic import Traffic
+from ..step_time.features import Features, features_of
+from ..workloads.scenario import Scenario
+
+
+class LivePlayer:
+    """The edge, and the tap that counts steps.  ``await play()`` once the kernel runs."""
+
+    name = "player"
+    consumes: tuple[type[Message], ...] = (Emit,)
+
+    def __init__(
+        self,
+        made: Scenario,
+        traffic: Callable[[int], Traffic],
+        sampling: Mapping[str, Any],
+        forced: bool,
+        seed: int = 0,
+    ) -> None:
+        """``traffic`` makes the requests for a size of vocabulary; ``sampling`` are fields of every request.  Not
+        ``forced``: the model may end before the length is reached.  ``seed`` is that of the requests' draws."""
+        self._made, self._make_traffic, self._sampling, self._forced = made, traffic, sampling, forced
+        self._seed = seed
+        self._collect = Collector(made.rows)
+        self._features: dict[int, tuple[Features, int, int, int, float]] = {}
+        self._ids: dict[int, list[int]] = {}
+        self._ended = 0
+        self._woken = self._policy_s = 0.0
+        self._done: asyncio.Future[None] | None = None
+        self._port: KernelPort | None = None
+
+    # --- Edge ------------------------------------------------------------------------------------------------------
+
+    async def start(self, port: KernelPort) -> None:
+        self._port, self._done = port, asyncio.get_running_loop().create_future()
+        self._traffic = self._make_traffic(port.info.vocab_size)
+
+    async def run(self, port: KernelPort) -> None:
+        await asyncio.Event().wait()
+
+    async def flush(self) -> None:
+        """Nothing waits here."""
+
+    def deliver(self, message: Message) -> None:
+        assert isinstance(message, Emit) and self._port is not None and self._done is not None
+        now = self._port.now()
+        for row in message.rows:
+            self._ids.setdefault(int(row.rid[1:]), []).extend(row.token_ids)
+        for number in self._collect.emit(message, now):
+            self._ended += 1
+            for due, child in self._traffic.ended(number, now):
+                self._later(due, child)
+        if self._ended == len(self._made.rows) and not self._done.done():
+            self._done.set_result(None)
+
+    # --- the tap ---------------------------------------------------------------------------------------------------
+
+    def see(self, message: Message, now: float) -> None:
+        """Every message of the router."""
+        if isinstance(message, Wake):
+            self._woken = now
+        elif isinstance(message, StepPlan):
+            self._policy_s = now - self._woken
+        elif isinstance(message, StepLaunch) and message.rows and self._port is not None:
+            stats = self._port.stats()
+            counts = len(message.rows), int(stats["running"]), int(stats["waiting"])
+            self._features[message.step] = features_of(message.rows, message.padding), *counts, self._policy_s
+        elif isinstance(message, StepResult) and message.step in self._features:
+            features, batch, running, waiting, policy_s = self._features.pop(message.step)
+            self._collect.step(message, features, batch, running, waiting, policy_s)
+
+    # --- the run ---------------------------------------------------------------------------------------------------
+
+    async def play(self, timeout_s: float) -> Run:
+        """Submit everything when it is due and wait until all have ended, at most ``timeout_s``."""
+        assert self._port is not None and self._done is not None
+        zero = self._port.now() + 0.05
+        for number in self._traffic.roots:
+            self._later(zero + self._made.rows[number].arrival_s, number)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._done
+        except TimeoutError:
+            pass  # what has not ended is counted as such
+        return shifted(self._collect.run("live", self._port.stats()), -zero)
+
+    def ids_digest(self) -> str:
+        """Of all output ids, by number of the row."""
+        return hashlib.sha256(msgspec.json.encode(sorted(self._ids.items()))).hexdigest()
+
+    def output_ids(self) -> dict[int, list[int]]:
+        """By number of the row."""
+        return self._ids
+
+    def _later(self, due: float, number: int) -> None:
+        assert self._port is not None
+        asyncio.get_running_loop().call_later(max(0.0, due - self._port.now()), self._submit, due, number)
+
+    def _submit(self, due: float, number: int) -> None:
+        assert self._port is not None
+        submit = self._traffic.submit(number, due)
+        sampling: SamplingParams = msgspec.structs.replace(
+            submit.sampling, seed=self._seed * 100_003 + number, **self._sampling
+        )
+        if not self._forced:
+            sampling = msgspec.structs.replace(sampling, max_tokens=submit.forced_length or 1, ignore_eos=False)
+        made: Submit = msgspec.structs.replace(
+            submit, sampling=sampling, forced_length=submit.forced_length if self._forced else None
+        )
+        self._collect.arrived(number, due, self._port.now())
+        self._port.post(made)
+
+
+def shifted(run: Run, by_s: float) -> Run:
+    """``run`` with every time moved."""
+
+    def moved(value: float | None) -> float | None:
+        return None if value is None else value + by_s
+
+    requests = tuple(
+        msgspec.structs.replace(
+            one,
+            arrival_s=one.arrival_s + by_s if one.submitted_s is not None else one.arrival_s,
+            submitted_s=moved(one.submitted_s),
+            scheduled_s=moved(one.scheduled_s),
+            first_token_s=moved(one.first_token_s),
+            finished_s=moved(one.finished_s),
+            token_times=tuple(time + by_s for time in one.token_times),
+        )
+        for one in run.requests
+    )
+    steps = tuple(msgspec.structs.replace(step, launched_s=step.launched_s + by_s) for step in run.steps)
+    return msgspec.structs.replace(run, requests=requests, steps=steps)

@@ -1,0 +1,134 @@
+"""The same experiment on a real kernel: asyncio, the executor's thread, the machine's clock; here without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.experiments.lab import write
+
+from mainspring.core.messages import StepLaunch
+from mainspring.core.policy import Executor
+from mainspring.plugins.experiments import spec, workload
+from mainspring.plugins.experiments.analysis import analyse
+from mainspring.plugins.experiments.live import LiveClock
+from mainspring.plugins.experiments.measure import facts, little_error
+from mainspring.plugins.experiments.runner import Runner
+from mainspring.plugins.experiments.store import Store
+from mainspring.plugins.settings import Config
+from mainspring.plugins.testing.fake_executor import FakeExecutor
+
+HEAD = 'name = "live"\nbaseline = "fcfs"\nprimary = "tpot_mean"\nseeds = 5\nclock = "live"\nwarmup = 0.0\n'
+ARMS = (
+    '[config.sampler]\nuse = "scripted"\n[arms.fcfs.scheduler]\nuse = "fcfs"\n'
+    '[arms.narrow.scheduler]\nuse = "fcfs"\nmax_running = 2\n'
+)
+WORK = '[workload]\nscenario = "S1"\nsize = "tiny"\n[workload.options]\nnum_requests = 10\n'
+
+
+def fake(config: Config, **more: Any) -> Executor:
+    pool = config.allocator
+    return FakeExecutor(pool.num_blocks, pool.block_size, 50_000, step_s=0.002, now=time.monotonic, **more)
+
+
+def test_a_live_run_has_the_arrivals_of_the_scenario_and_loses_nothing(tmp_path: Path) -> None:
+    experiment = spec.read(write(tmp_path, head=HEAD, arms=ARMS, workload=WORK, load="[load]\nrate = [100.0]\n"))
+    made = workload.at_rate(workload.source(experiment)(3), 100.0)
+    clock = LiveClock(experiment, fake)
+    runner = Runner(experiment, Store(tmp_path / "out", experiment, False), clock)
+    run, digest, took_s = clock.play(runner.arms["fcfs"], made, 3, "pair")
+    assert [one.arrival_s for one in run.requests] == pytest.approx([row.arrival_s for row in made.rows])
+    assert [one.output_tokens for one in run.requests] == [row.output_tokens for row in made.rows]
+    assert all(
+        one.complete and one.submitted_s is not None and one.submitted_s >= one.arrival_s for one in run.requests
+    )
+    assert all(one.scheduled_s is not None and one.scheduled_s >= one.arrival_s for one in run.requests)
+    assert 0 < run.makespan_s < took_s
+    error = little_error(run)
+    assert error is not None and error < 0.2  # a busy machine makes steps of 2 ms uneven
+    assert facts(run, made, experiment.spec).lost == 0
+    again, same, _ = clock.play(runner.arms["narrow"], made, 3, "pair")
+    assert same == digest, "another order of the same requests says the same"
+    assert again.steps != run.steps
+    clock.close()
+
+
+def test_sessions_wait_for_their_parents(tmp_path: Path) -> None:
+    work = '[workload]\nscenario = "S10"\nsize = "tiny"\n[workload.options]\ntrees = 2\n'
+    experiment = spec.read(write(tmp_path, head=HEAD, arms=ARMS, workload=work, load="[load]\nrate = [20.0]\n"))
+    made = workload.at_rate(workload.source(experiment)(1), 20.0)
+    runner = Runner(experiment, Store(tmp_path / "out", experiment, False), LiveClock(experiment, fake))
+    run, _, _ = runner.clock.play(runner.arms["fcfs"], made, 1, "pair")
+    children = [(one, row) for one, row in zip(run.requests, made.rows, strict=True) if row.parent is not None]
+    assert children
+    for one, row in children:
+        assert row.parent is not None
+        ended = run.requests[row.parent].finished_s
+        assert ended is not None and one.arrival_s >= ended + row.delay_s - 1e-9
+
+
+def test_a_live_experiment_ends_in_a_verdict_or_says_why_not(tmp_path: Path) -> None:
+    """The generator may be late on a busy machine: then there is no verdict, and the report says so."""
+    experiment = spec.read(write(tmp_path, head=HEAD, arms=ARMS, workload=WORK, load="[load]\nrate = [inf]\n"))
+    clock = LiveClock(experiment, fake)
+    runner = Runner(experiment, Store(tmp_path / "out", experiment, False), clock)
+    report = analyse(runner, runner.run(), {})
+    arm = report.levels[0].arms[0]
+    assert report.clock == "live" and report.complete and arm.pairs == 5
+    primary = arm.effects[0]
+    assert primary.change is not None
+    assert (primary.verdict == "refused") == bool(arm.checks)
+    assert all(check.startswith(("fcfs: ", "narrow: ")) for check in arm.checks)
+    clock.close()
+
+
+def test_an_executor_is_loaded_once_and_closed_at_the_end(tmp_path: Path) -> None:
+    experiment = spec.read(write(tmp_path, head=HEAD, arms=ARMS, workload=WORK, load="[load]\nrate = [inf]\n"))
+    made_for: list[int] = []
+    closed: list[bool] = []
+
+    class Counted(FakeExecutor):
+        def close(self) -> None:
+            closed.append(True)
+
+    def make(config: Config) -> Executor:
+        made_for.append(config.scheduler.max_running)
+        return Counted(config.allocator.num_blocks, config.allocator.block_size, 50_000)
+
+    clock = LiveClock(experiment, make)
+    runner = Runner(experiment, Store(tmp_path / "out", experiment, False), clock)
+    made = workload.at_rate(runner.first, float("inf"))
+    for arm in ("fcfs", "narrow", "fcfs", "narrow"):
+        clock.play(runner.arms[arm], made, 0, "pair")
+    assert sorted(made_for) == [2, 32] and not closed
+    clock.close()
+    assert len(closed) == 2
+
+
+def test_a_late_generator_is_seen(tmp_path: Path) -> None:
+    """Somebody blocks the event loop for 200 ms: arrivals in that time are submitted late, and the lag says so."""
+    experiment = spec.read(write(tmp_path, head=HEAD, arms=ARMS, workload=WORK, load="[load]\nrate = [60.0]\n"))
+    made = workload.at_rate(workload.source(experiment)(0), 60.0)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def block(launch: StepLaunch) -> None:
+        if launch.step == 2 and loops:
+            loops[-1].call_soon_threadsafe(time.sleep, 0.2)
+
+    clock = LiveClock(experiment, lambda config: fake(config, on_step=block))
+    runner = Runner(experiment, Store(tmp_path / "out", experiment, False), clock)
+    original = clock._run
+
+    async def spied(*arguments: Any) -> Any:
+        loops.append(asyncio.get_running_loop())
+        return await original(*arguments)
+
+    clock._run = spied  # type: ignore[method-assign]
+    run, _, _ = clock.play(runner.arms["fcfs"], made, 0, "pair")
+    seen = facts(run, made, experiment.spec)
+    assert seen.lag_p99_s > 0.01
+    assert any("the generator was late" in words for words in seen.failed)
+    clock.close()
