@@ -108,7 +108,7 @@ def test_an_executor_is_loaded_once_and_closed_at_the_end(tmp_path: Path) -> Non
     assert len(closed) == 2
 
 
-def test_a_late_generator_is_seen(tmp_path: Path) -> None:
+def test_a_late_generator_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody blocks the event loop for 200 ms: arrivals in that time are submitted late, and the lag says so."""
     experiment = spec.read(write(tmp_path, head=HEAD, arms=ARMS, workload=WORK, load="[load]\nrate = [60.0]\n"))
     made = workload.at_rate(workload.source(experiment)(0), 60.0)
@@ -126,7 +126,7 @@ def test_a_late_generator_is_seen(tmp_path: Path) -> None:
         loops.append(asyncio.get_running_loop())
         return await original(*arguments)
 
-    clock._run = spied  # type: ignore[method-assign]
+    monkeypatch.setattr(clock, "_run", spied)
     run, _, _ = clock.play(runner.arms["fcfs"], made, 0, "pair")
     seen = facts(run, made, experiment.spec)
     assert seen.lag_p99_s > 0.01
