@@ -5,39 +5,53 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from ...core.errors import EngineFault
 from ...core.hookspecs import Register, hookimpl
 from ...core.messages import StepLaunch, StepResult
 from ...core.policy import Executor, ExecutorInfo, SampleOutput
+from ..models.checkpoint import open_model
 from ..settings import Config
+from .cupy import CupyExecutor, model_trouble
+from .cupy_device import device_trouble
 from .packed_linear import has_bf16_instructions
 from .torch import TorchExecutor
 
 
 def choose(config: Config) -> tuple[Executor, str]:
-    """The executor, and one sentence why."""
+    """The executor, and one sentence why.  Raises ConfigError for a model that cannot be opened."""
+    no_device = device_trouble() or model_trouble(open_model(config.model.path))
+    if no_device is None:
+        return CupyExecutor(None, config), f"auto chose cupy ({torch.cuda.get_device_name(0)})"
     why = "bf16 instructions found" if has_bf16_instructions() else "no bf16 instructions: float32 is faster and exact"
-    return TorchExecutor(None, config), f"auto chose torch ({why})"
+    return TorchExecutor(None, config), f"auto chose torch ({why}; not cupy: {no_device})"
 
 
 class AutoExecutor:
     """Delegates to what ``choose`` picked; its reason is in ``ExecutorInfo.detail``."""
 
     def __init__(self, options: Any, config: Config) -> None:
-        self._inner, self._why = choose(config)
+        self._config = config
+        self._inner: Executor | None = None
 
     def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
         """See ``Executor.load``."""
-        progress(self._why)
+        self._inner, why = choose(self._config)
+        progress(why)
         info = self._inner.load(progress)
-        return info._replace(detail=f"{self._why}; {info.detail}")
+        return info._replace(detail=f"{why}; {info.detail}")
 
     def execute(self, launch: StepLaunch, sample: Callable[[Any, Any], SampleOutput]) -> StepResult:
         """See ``Executor.execute``."""
+        if self._inner is None:
+            raise EngineFault("execute() before load()")
         return self._inner.execute(launch, sample)
 
     def close(self) -> None:
         """See ``Executor.close``."""
-        self._inner.close()
+        if self._inner is not None:
+            self._inner.close()
 
 
 @hookimpl

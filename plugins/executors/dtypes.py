@@ -8,6 +8,7 @@ take float32 memory, and are counted so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 #: What keys and values may be kept in; int8 has one float32 scale per token and head beside it.
 KV_NAMES = {**NAMES, "fp16": torch.float16, "int8": torch.int8}
+#: Activations and weights where fp16 is as fast as bf16: on a graphics processor.
+DEVICE_NAMES = {**NAMES, "fp16": torch.float16}
 SCALE = torch.float32
 
 
@@ -38,16 +41,19 @@ class Formats:
         return f"weights {name[self.weights]}, activations {name[self.compute]}, KV {name[self.kv]}"
 
 
-def resolve(config: ExecutorConfig, native_bf16: bool) -> Formats:
-    """``native_bf16``: whether the CPU has bf16 instructions.  Raises ConfigError naming key, value and valid names."""
-    for key, names in (("dtype", NAMES), ("weights", NAMES), ("kv_dtype", KV_NAMES)):
+def resolve(config: ExecutorConfig, native_bf16: bool, names: Mapping[str, torch.dtype] = NAMES) -> Formats:
+    """``native_bf16``: whether CPU or device has bf16 instructions; ``names`` of activations and weights that it takes.
+
+    Raises ConfigError naming key, value and valid names.
+    """
+    for key, valid in (("dtype", names), ("weights", names), ("kv_dtype", KV_NAMES)):
         value = getattr(config, key)
-        if value not in ("auto", *names):
-            raise ConfigError(f"executor.{key} = {value!r} is not supported{nearest(value, ['auto', *names])}")
-    dtype = NAMES.get(config.dtype, torch.bfloat16 if native_bf16 else torch.float32)
+        if value not in ("auto", *valid):
+            raise ConfigError(f"executor.{key} = {value!r} is not supported{nearest(value, ['auto', *valid])}")
+    dtype = names.get(config.dtype, torch.bfloat16 if native_bf16 else torch.float32)
     return Formats(
-        weights=NAMES.get(config.weights, dtype),
-        compute=dtype if native_bf16 else torch.float32,
+        weights=names.get(config.weights, dtype),
+        compute=torch.float32 if dtype == torch.bfloat16 and not native_bf16 else dtype,
         kv=KV_NAMES.get(config.kv_dtype, dtype),
     )
 

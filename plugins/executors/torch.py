@@ -17,7 +17,7 @@ from ..models.checkpoint import open_model
 from ..models.foreign import ForeignFolder
 from ..settings import Config
 from .batch import StepBatch, build
-from .dtypes import resolve
+from .dtypes import Formats, resolve
 from .foreign import load_foreign
 from .loaded import Loaded
 from .native import load_native
@@ -44,6 +44,10 @@ class TorchExecutor:
         else:
             loaded = load_native(config, opened, formats, progress)
         self._loaded = loaded
+        return self.info(loaded, f"torch {torch.__version__}, {threads} threads", formats)
+
+    def info(self, loaded: Loaded, where: str, formats: Formats) -> ExecutorInfo:
+        """What the engine is told; ``where`` it runs is for people."""
         return ExecutorInfo(
             model=loaded.name,
             vocab_size=loaded.limits.vocab_size,
@@ -51,7 +55,7 @@ class TorchExecutor:
             end_token_ids=loaded.end_token_ids,
             num_blocks=loaded.limits.num_blocks,
             memory=loaded.ledger.columns(),
-            detail=f"torch {torch.__version__}, {threads} threads, {loaded.format}, {formats.describe()}",
+            detail=f"{where}, {loaded.format}, {formats.describe()}",
         )
 
     def execute(self, launch: StepLaunch, sample: Callable[[Any, Any], SampleOutput]) -> StepResult:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import pytest
 import torch
+from tests.executors.mixed_steps import NUM_BLOCKS, mixed_steps
 
-from mainspring.core.messages import GrantedRow, StepLaunch
 from mainspring.plugins.executors import torch_views
-from mainspring.plugins.executors.batch import Limits, StepBatch, build
 from mainspring.plugins.executors.ops import HeadShape, KVShape
 from mainspring.plugins.executors.plain_ops import PlainOps
 from mainspring.plugins.executors.torch_ops import TorchOps
@@ -20,36 +18,14 @@ from mainspring.plugins.models.tiny import CONFIG, random_weights
 
 BLOCK = 4
 MODEL = from_hf(CONFIG, (), "tiny", "test")
-LENGTHS = [1, 3, 4, 5, 17, 2, 40, 9]
 
 
 def backends(dtype: torch.dtype, kv_dtype: torch.dtype) -> list[tuple[Llama, Any]]:
     heads = HeadShape(MODEL.num_heads, MODEL.num_kv_heads, MODEL.head_dim, MODEL.rope)
-    kv = KVShape(MODEL.num_layers, 64, BLOCK, MODEL.num_kv_heads, MODEL.head_dim)
+    kv = KVShape(MODEL.num_layers, NUM_BLOCKS, BLOCK, MODEL.num_kv_heads, MODEL.head_dim)
     weights = random_weights(MODEL)
     made: list[Any] = [kind(heads, kv, dtype, kv_dtype) for kind in (PlainOps, TorchOps)]
     return [(Llama(MODEL, weights.__getitem__, ops), ops) for ops in made]
-
-
-def steps() -> list[StepBatch]:
-    """Prompts in chunks of up to 6, then decode rows, all mixed; contexts from 1 to 40 tokens; some dummies."""
-    random, limits = Random(1), Limits(MODEL.vocab_size, 256, 64, BLOCK)
-    blocks = random.sample(range(64), 64)
-    tables = [tuple(blocks.pop() for _ in range(-(-(length + 8) // BLOCK))) for length in LENGTHS]
-    done, out = [0] * len(LENGTHS), []
-    for step in range(12):
-        rows = []
-        for index, table in enumerate(tables):
-            count = 1 if done[index] >= LENGTHS[index] else min(LENGTHS[index] - done[index], random.randint(1, 6))
-            if done[index] + count > len(table) * BLOCK or random.random() < 0.1:
-                continue
-            start = done[index]
-            slots = tuple(table[at // BLOCK] * BLOCK + at % BLOCK for at in range(start, start + count))
-            ids = tuple(random.randrange(MODEL.vocab_size) for _ in range(count))
-            rows.append(GrantedRow(str(index), start, count, ids, random.random() < 0.8, table, slots))
-            done[index] += count
-        out.append(build(StepLaunch(step, tuple(rows), None, padding=(2,) if step % 3 == 0 else ()), {}, limits))
-    return out
 
 
 @pytest.mark.parametrize(
@@ -77,7 +53,7 @@ def test_logits_agree(
         monkeypatch.setattr(torch_views, "MAX_GATHER_BYTES", gather_limit)  # every decode row on its own
     with torch.inference_mode():
         (plain, plain_ops), (fast, fast_ops) = backends(dtype, kv_dtype)
-        for batch in steps():
+        for batch in mixed_steps(MODEL.vocab_size, BLOCK):
             expected, made = plain.forward(plain_ops.prepare(batch)), fast.forward(fast_ops.prepare(batch))
             assert (expected is None) == (made is None)
             if expected is not None and made is not None:
@@ -93,7 +69,7 @@ def test_infinities_of_an_earlier_owner_do_not_reach_a_new_one_h11() -> None:
         dirty = Llama(MODEL, random_weights(MODEL).__getitem__, dirty_ops)
         dirty_ops.keys.fill_(torch.nan)
         dirty_ops.values.fill_(torch.nan)
-        for batch in steps():
+        for batch in mixed_steps(MODEL.vocab_size, BLOCK):
             expected, made = clean.forward(clean_ops.prepare(batch)), dirty.forward(dirty_ops.prepare(batch))
             if expected is not None and made is not None:
                 torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
