@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..kernels.cuda.launch import Attention, Parts, choose_splits, prefill_tiles
+from ..kernels.cuda.launch import Attention, Parts
+from ..kernels.cuda.plan import choose_splits, prefill_tiles
 from .batch import Ints, StepBatch
 from .cupy_buffers import Staging
 from .cupy_device import Device

@@ -130,7 +130,9 @@ class CudaDevice:
             if hasattr(current, "__cuda_stream__") and hasattr(stream, "from_external"):
                 known = stream.from_external(current)
             else:
-                known = self._cupy.cuda.ExternalStream(current.cuda_stream, self.device.index)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)  # the only way for an older torch
+                    known = self._cupy.cuda.ExternalStream(current.cuda_stream, self.device.index)
             self._streams[current.cuda_stream] = known
         return known
 
@@ -172,11 +174,10 @@ class CudaModule:
         name_expressions: Sequence[str] = (),
     ) -> None:
         self._stream = stream
-        self._module = cupy.RawModule(code=code, options=tuple(options), name_expressions=tuple(name_expressions))
+        options = ("-std=c++17", *options)
+        self._module = cupy.RawModule(code=code, options=options, name_expressions=tuple(name_expressions))
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of CuPy's, about itself
-                self._module.compile()
+            self._module.compile()
         except Exception as error:  # of CuPy's compiler, of its loader, or that NVRTC is missing
             names = "\n".join(name_expressions)
             raise EngineFault(f"kernels do not compile for this device:\n{error}\nkernels:\n{names}") from error

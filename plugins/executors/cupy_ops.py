@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from ..kernels.cuda.launch import Attention, RowOps
+from ..kernels.cuda.launch import Attention
 from ..kernels.cuda.names import AttentionSpec
+from ..kernels.cuda.row_ops import RowOps
 from ..models.rope import Rotary
 from .batch import StepBatch
 from .cupy_batch import CupyBatch, Layout

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ..kernels.cuda.launch import BlockCopies, waves
+from ..kernels.cuda.block_copies import BlockCopies
 from ..kernels.cuda.launch import Pool as LayerPool
+from ..kernels.cuda.plan import waves
 from .cupy_buffers import Staging
 from .cupy_device import Device
 from .dtypes import SCALE

@@ -9,11 +9,11 @@ import pytest
 from tests.executors.emulated import EmulatedDevice
 from tests.support import one_second
 
-from mainspring.core.config import AllocatorConfig, ExecutorConfig, SchedulerConfig
+from mainspring.core.config import AllocatorConfig, ExecutorConfig
 from mainspring.core.messages import SamplingParams, Submit
 from mainspring.plugins.executors.cupy import CupyExecutor
 from mainspring.plugins.executors.torch import TorchExecutor
-from mainspring.plugins.settings import Config
+from mainspring.plugins.settings import Config, SchedulerConfig
 from mainspring.plugins.simulator import Simulator
 from mainspring.plugins.text.tokenizer import load_text_model
 

@@ -144,7 +144,8 @@ def test_kernels_are_launched_on_torchs_stream_and_large_shared_memory_is_asked_
         (50_000, "the stream", 60_000),
         (70_000, "the stream", 70_000),
     ]
-    assert Raw.made[-1] == {"code": "text", "options": ("-DX",), "name_expressions": ("k<float>",)}
+    asked = {"code": "text", "options": ("-std=c++17", "-DX"), "name_expressions": ("k<float>",)}
+    assert Raw.made[-1] == asked
 
 
 def test_a_compile_error_is_shown_in_full() -> None:

@@ -11,7 +11,7 @@ import torch
 from tests.executors.emulated import EmulatedDevice
 from tests.executors.reference import engine_config, simulated
 
-from mainspring.core.config import ExecutorConfig, SchedulerConfig
+from mainspring.core.config import ExecutorConfig
 from mainspring.core.errors import ConfigError, EngineFault
 from mainspring.core.registry import Registry
 from mainspring.plugins.executors import auto, cupy
@@ -19,7 +19,7 @@ from mainspring.plugins.executors.auto import AutoExecutor
 from mainspring.plugins.executors.cupy import CupyExecutor, Options
 from mainspring.plugins.executors.torch import TorchExecutor
 from mainspring.plugins.models.tiny import write_tiny_model
-from mainspring.plugins.settings import Config, ModelConfig
+from mainspring.plugins.settings import Config, ModelConfig, SchedulerConfig
 
 PROMPTS = [list(range(20, 39)), [20, 21, 22, 23, 24, 25, 26, 27, 90], [7], list(range(20, 33)), list(range(60, 100))]
 

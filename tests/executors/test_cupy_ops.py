@@ -130,7 +130,8 @@ def test_the_recorder_sees_an_allocation() -> None:
     ones = torch.ones(3)
     with pytest.raises(AssertionError, match="allocates"), Recorder([]):
         ones + ones
-    with Recorder(tasks := []):
+    tasks: list[Any] = []
+    with Recorder(tasks):
         torch.mul(ones, 2, out=ones)
     tasks[0]()
     assert ones.tolist() == [4.0] * 3

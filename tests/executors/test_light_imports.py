@@ -16,7 +16,9 @@ importlib.import_module("mainspring.plugins.{module}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["executors.torch_ops", "executors.plain_ops", "models.config_hf", "models.llama"])
+@pytest.mark.parametrize(
+    "module", ["executors.cupy_network", "executors.plain_ops", "executors.torch_ops", "models.config_hf"]
+)
 def test_needs_torch_and_numpy_only(module: str) -> None:
     script = SCRIPT.format(absent=ABSENT, module=module)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
