@@ -11,7 +11,8 @@ import torch
 
 from ...core.errors import ConfigError
 from ...core.messages import GrantedRow, StepLaunch
-from ..models.foreign import ATTENTION, ForeignFolder, register
+from ..models.foreign import ForeignFolder, register, use_paged_attention
+from ..models.foreign_adapters import NO_POSITIONS
 from ..settings import Config
 from . import memory
 from .batch import Limits, StepBatch, build
@@ -22,6 +23,8 @@ from .loaded import Loaded, context_limit
 #: How far paged attention may be off the model's own, in standard deviations of the logits, while it is tried.
 TOLERANCE = {torch.float32: 0.01, torch.float16: 0.1, torch.bfloat16: 0.5}
 TRIED_TOKENS = 24
+#: Where a configuration may state how many positions a model supports.
+_POSITIONS = ("max_position_embeddings", "max_seq_len", "seq_length")
 
 
 class ForeignNetwork:
@@ -33,14 +36,17 @@ class ForeignNetwork:
         accepted = inspect.signature(model.forward).parameters
         #: Whether the vocabulary can be multiplied for some tokens only.
         self.keeps_rows = "logits_to_keep" in accepted
-        if "position_ids" not in accepted:
+        self.takes_positions = "position_ids" in accepted
+        if not self.takes_positions and type(model).__name__ not in NO_POSITIONS:
             raise ConfigError(f"{type(model).__name__} does not take positions, so a step cannot mix sequences")
 
     def run(self, ids: Any, positions: Any, attends: Attends, **options: Any) -> torch.Tensor:
         """Logits ``[tokens, vocab]`` of tokens whose attention is ``attends``."""
         token = CURRENT.set(attends)
+        if self.takes_positions:
+            options["position_ids"] = positions[None]
         try:
-            out = self.model(input_ids=ids[None], position_ids=positions[None], use_cache=False, **options)
+            out = self.model(input_ids=ids[None], use_cache=False, **options)
         finally:
             CURRENT.reset(token)
         logits: torch.Tensor = out.logits[0]
@@ -124,7 +130,7 @@ def _has_window(facts: Any) -> bool:
 def _plan(
     config: Config, network: ForeignNetwork, facts: Any, calls: dict[int, Call], formats: Formats, name: str
 ) -> tuple[Limits, memory.Ledger]:
-    positions = getattr(facts, "max_position_embeddings", None)
+    positions = next((found for key in _POSITIONS if (found := getattr(facts, key, None))), None)
     if not positions and not config.model.max_context:
         raise ConfigError(f"{name}: its configuration states no max_position_embeddings: set model.max_context")
     max_context = context_limit(config, name, int(positions or config.model.max_context), 0)
@@ -184,9 +190,9 @@ def _row(rid: str, first_block: int, ids: list[int], begin: int, end: int, limit
 
 
 def _own_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    model.set_attn_implementation("eager")
+    use_paged_attention(model, False)
     try:
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0]
     finally:
-        model.set_attn_implementation(ATTENTION)
+        use_paged_attention(model, True)
     return logits

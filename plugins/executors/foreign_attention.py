@@ -15,11 +15,12 @@ import torch
 from torch.nn import functional
 
 from ...core.errors import ConfigError
+from ..models.foreign_adapters import Bias
 from .batch import StepBatch
 
 #: What a layer may be called with beside query, key and value without the result depending on it.
 _HARMLESS = {
-    "cache", "cache_position", "dropout", "is_causal", "layer_idx", "logits_to_keep", "output_attentions",
+    "cache", "cache_position", "dropout", "is_causal", "logits_to_keep", "output_attentions",
     "output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings", "position_ids",
     "return_dict", "use_cache",
 }  # fmt: skip
@@ -27,7 +28,8 @@ _HARMLESS = {
 
 class Call(NamedTuple):
     """One layer's attention.  ``query`` ``[heads, tokens, dim]``, ``key`` and ``value`` ``[kv_heads, tokens, dim]``;
-    ``window`` 0 and ``softcap`` 0: none."""
+    ``window`` 0 and ``softcap`` 0: none.  ``sinks`` ``[heads]``: the score of a key that has no value.  ``bias``: see
+    ``foreign_adapters.Bias``."""
 
     layer: int
     query: torch.Tensor
@@ -36,6 +38,8 @@ class Call(NamedTuple):
     scaling: float | None
     window: int
     softcap: float
+    sinks: torch.Tensor | None = None
+    bias: Bias | None = None
 
 
 class Attends(Protocol):
@@ -57,10 +61,17 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    bias: Bias | None = None,
+    layer_idx: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function for transformers.  Raises ConfigError for what would be left out of the result."""
-    name, layer = type(module).__name__, getattr(module, "layer_idx", None)
+    """An attention function for transformers.  ``bias`` comes from adapters only, ``s_aux`` are sinks.
+
+    Raises ConfigError for what would be left out of the result.
+    """
+    name = type(module).__name__
+    layer = getattr(module, "layer_idx", None) if layer_idx is None else layer_idx
     if layer is None:
         raise ConfigError(f"{name} does not say which layer it is (layer_idx)")
     if attention_mask is not None or not (others.get("is_causal") or getattr(module, "is_causal", True)):
@@ -68,7 +79,7 @@ def paged_attention(
     for key_name, given in others.items():
         if given is not None and key_name not in _HARMLESS:
             raise ConfigError(f"{name}: attention with {key_name} is not supported")
-    call = Call(int(layer), query[0], key[0], value[0], scaling, sliding_window or 0, softcap or 0.0)
+    call = Call(int(layer), query[0], key[0], value[0], scaling, sliding_window or 0, softcap or 0.0, s_aux, bias)
     return CURRENT.get().attend(call)[None], None
 
 
@@ -150,12 +161,13 @@ class Step:
                 pool.index_select(0, row.slots[begin:]).to(call.query.dtype).transpose(0, 1) for pool in pools
             )
             query = call.query[:, row.first : row.first + row.count]
-            out[row.first : row.first + row.count] = _attention(query, keys, values, call).transpose(0, 1)
+            out[row.first : row.first + row.count] = _attention(query, keys, values, call, begin).transpose(0, 1)
         return out
 
 
-def _attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: Call) -> torch.Tensor:
-    """``query`` are the last of the tokens that ``keys`` and ``values`` are of: ``[heads, tokens, dim]``."""
+def _attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: Call, begin: int) -> torch.Tensor:
+    """``query`` are the last of the tokens that ``keys`` and ``values`` are of: ``[heads, tokens, dim]``.  ``begin``:
+    the position of the first of these."""
     count, context = query.shape[1], keys.shape[1]
     group = query.shape[0] // keys.shape[0]
     if group > 1:
@@ -165,12 +177,19 @@ def _attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, ca
         seen = torch.ones(count, context, dtype=torch.bool).tril(context - count)
         if call.window:
             seen = seen.triu(context - count - call.window + 1)
-    if not call.softcap:
+    if not call.softcap and call.sinks is None and call.bias is None:
         return functional.scaled_dot_product_attention(
             query[None], keys[None], values[None], attn_mask=seen, scale=call.scaling
         )[0]
     scaling = call.scaling if call.scaling is not None else query.shape[2] ** -0.5
-    scores = call.softcap * torch.tanh(query @ keys.transpose(1, 2) * scaling / call.softcap)
+    scores = query @ keys.transpose(1, 2) * scaling
+    if call.softcap:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    if call.bias is not None:
+        scores = scores + call.bias(begin + context)[..., begin:]
     if seen is not None:
         scores = scores.masked_fill(~seen, -torch.inf)
-    return scores.float().softmax(-1).to(query.dtype) @ values
+    if call.sinks is not None:
+        sinks = call.sinks.to(scores.dtype)[:, None, None].expand(-1, count, 1)
+        scores = torch.cat([scores, sinks], -1)
+    return scores.float().softmax(-1)[..., :context].to(query.dtype) @ values

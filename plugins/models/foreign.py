@@ -1,8 +1,9 @@
 """Decoders outside the families of this package: transformers' own modules, with this engine's attention inside.
 
-Such a model must send every layer through transformers' attention interface, be causal, keep nothing but keys and
-values between tokens, and turn a token by its own position only.  What can be seen to break that is refused by name
-before weights are read; the executor tries the rest on a few tokens after loading, against the model's own attention.
+Such a model must send every layer through transformers' attention interface, by itself or by an adapter, be causal,
+keep nothing but keys and values between tokens, and turn a token by its own position only.  What can be seen to break
+that is refused by name before weights are read; the executor tries the rest on a few tokens after loading, against the
+model's own attention.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from ...core.errors import ConfigError, nearest
 from .config import FAMILIES, as_ids
+from .foreign_adapters import ADAPTERS, uses
 from .hf import FolderFiles, read_json
 
 #: The name under which the paged attention is registered with transformers.
@@ -93,7 +95,7 @@ class ForeignFolder:
                     self.path,
                     config=config,
                     dtype=dtype,
-                    attn_implementation=ATTENTION,
+                    attn_implementation=None if self.architecture in ADAPTERS else ATTENTION,
                     local_files_only=True,
                     output_loading_info=True,
                     ignore_mismatched_sizes=True,  # so that they are reported, and refused by name below
@@ -105,20 +107,23 @@ class ForeignFolder:
         for key, what in _DEFECTS.items():
             if names := sorted(str(name) for name in found[key]):
                 raise ConfigError(f"{self.path}: {len(names)} tensor(s) {what}: {', '.join(names[:5])}")
+        use_paged_attention(model, True)
         return model.eval()
 
     def _check_class(self, kind: Any, config: Any) -> None:
         if config.is_encoder_decoder or not getattr(config, "is_causal", True):
             raise ConfigError(f"{self.path}: {self.architecture} is not a causal decoder")
-        if not kind._can_set_attn_implementation():
+        if self.architecture not in ADAPTERS and not kind._can_set_attn_implementation():
             raise ConfigError(
                 f"{self.path}: {self.architecture} computes its attention itself instead of through transformers' "
                 "attention interface, so it cannot use a paged cache"
             )
         for layer_type in getattr(config, "layer_types", None) or ():
             if layer_type not in LAYER_TYPES:
-                hint = nearest(layer_type, LAYER_TYPES)
-                raise ConfigError(f"{self.path}: layer_types names {layer_type!r}, which is not supported{hint}")
+                raise ConfigError(
+                    f"{self.path}: {self.architecture} has layers of type {layer_type!r}, which is not supported "
+                    f"(valid: {', '.join(LAYER_TYPES)})"
+                )
 
 
 def known_architectures() -> frozenset[str]:
@@ -161,6 +166,16 @@ def _ropes(fields: Any) -> Iterator[str]:
             yield from (str(table.get("rope_type") or table.get("type") or "default") for table in tables)
         else:
             yield from _ropes(value)
+
+
+def use_paged_attention(model: Any, paged: bool) -> None:
+    """Switch a model between the attention registered under ``ATTENTION`` and its own."""
+    if type(model).__name__ not in ADAPTERS:
+        model.set_attn_implementation(ATTENTION if paged else "eager")
+        return
+    from transformers.modeling_utils import AttentionInterface
+
+    uses(model, AttentionInterface()[ATTENTION] if paged else None)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import gguf
 import numpy as np
 import torch
 
@@ -19,8 +18,6 @@ from .checkpoint import check_tensors
 from .config import LlamaConfig
 from .config_gguf import check_architecture, from_gguf
 from .gguf_header import GgufTensor, read_header
-
-SUPPORTED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 
 #: What the rotary frequencies are divided by: the way Llama 3's scaling is stored.
 _DIVISORS = "rope_freqs.weight"
@@ -69,11 +66,6 @@ class GgufCheckpoint:
         #: Every field of the file, vocabulary and merges included.
         self.metadata = header.metadata
         self._interleaved = check_architecture(header.metadata, str(path)) == "llama"
-        for tensor in header.tensors:
-            if tensor.type.name not in SUPPORTED:
-                raise ConfigError(
-                    f"{path}: tensor {tensor.name!r} has type {tensor.type.name}, supported are {', '.join(SUPPORTED)}"
-                )
         self._tensors: dict[str, GgufTensor] = {canonical_name(tensor.name): tensor for tensor in header.tensors}
         divisors = tuple(self.read(_DIVISORS).flatten().tolist()) if _DIVISORS in self._tensors else ()
         self._tensors.pop(_DIVISORS, None)
@@ -115,11 +107,15 @@ class GgufCheckpoint:
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor, float32, rows first."""
+        import gguf
+
         tensor = self._tensors[name]
         data = tensor.data
         if tensor.type.name in ("F32", "F16"):
             data = data.view(np.float32 if tensor.type.name == "F32" else np.float16)
-        values = np.asarray(gguf.dequantize(data, tensor.type), dtype=np.float32).reshape(tensor.shape)
+        values = np.asarray(
+            gguf.dequantize(data, gguf.GGMLQuantizationType(tensor.type.number)), dtype=np.float32
+        ).reshape(tensor.shape)
         if self._interleaved and (".q_proj." in name or ".k_proj." in name):
             heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
             values = values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)

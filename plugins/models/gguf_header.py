@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from ...core.errors import ConfigError
@@ -17,12 +16,38 @@ from .gguf_values import DAMAGE, Cursor, open_gguf, read_counts
 DEFAULT_ALIGNMENT = 32
 
 
+class StoredType(NamedTuple):
+    """A type of GGML: rows are blocks of ``elements`` values in ``size`` bytes."""
+
+    number: int
+    name: str
+    elements: int
+    size: int
+
+
+#: What can be read.  Stated here because importing the ``gguf`` package, which is needed only to dequantise, takes a
+#: tenth of a second at every start.
+TYPES = {
+    kind.number: kind
+    for kind in (
+        StoredType(0, "F32", 1, 4),
+        StoredType(1, "F16", 1, 2),
+        StoredType(30, "BF16", 1, 2),
+        StoredType(8, "Q8_0", 32, 34),
+        StoredType(2, "Q4_0", 32, 18),
+        StoredType(3, "Q4_1", 32, 20),
+        StoredType(12, "Q4_K", 256, 144),
+        StoredType(14, "Q6_K", 256, 210),
+    )
+}
+
+
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """One tensor: ``shape`` rows first, ``type`` as GGML names it, ``data`` bytes ``[rows..., bytes per row]``."""
 
     name: str
-    type: GGMLQuantizationType
+    type: StoredType
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
 
@@ -36,7 +61,8 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read ``path``.  Raises ConfigError for what is not a whole GGUF file, or has a tensor type unknown to GGML."""
+    """Read ``path``.  Raises ConfigError for what is not a whole GGUF file, or has a tensor of a type that cannot be
+    read."""
     cursor = open_gguf(path)
     try:
         return _parse(path, cursor)
@@ -53,10 +79,11 @@ def _parse(path: Path, cursor: Cursor) -> GgufHeader:
     raw = np.frombuffer(cursor.data, np.uint8)
     tensors = []
     for name, kind, shape, offset in entries:
-        elements, size = GGML_QUANT_SIZES[kind]
-        if shape[-1] % elements:
-            raise ConfigError(f"{path}: tensor {name!r}: rows of {shape[-1]} do not divide into blocks of {elements}")
-        row_bytes = shape[-1] // elements * size
+        if shape[-1] % kind.elements:
+            raise ConfigError(
+                f"{path}: tensor {name!r}: rows of {shape[-1]} do not divide into blocks of {kind.elements}"
+            )
+        row_bytes = shape[-1] // kind.elements * kind.size
         first = begin + offset
         end = first + math.prod(shape[:-1]) * row_bytes
         if end > len(raw):
@@ -65,12 +92,21 @@ def _parse(path: Path, cursor: Cursor) -> GgufHeader:
     return GgufHeader(metadata, tuple(tensors))
 
 
-def _entry(path: Path, cursor: Cursor) -> tuple[str, GGMLQuantizationType, tuple[int, ...], int]:
+def _entry(path: Path, cursor: Cursor) -> tuple[str, StoredType, tuple[int, ...], int]:
     name = cursor.text()
     shape = tuple(reversed(cursor.take(f"{cursor.take('I')[0]}Q")))
-    (kind,) = cursor.take("I")
+    (number,) = cursor.take("I")
+    if number not in TYPES:
+        raise ConfigError(
+            f"{path}: tensor {name!r} has {_name_of(number)}, supported are {', '.join(t.name for t in TYPES.values())}"
+        )
+    return name, TYPES[number], shape or (1,), cursor.take("Q")[0]
+
+
+def _name_of(number: int) -> str:
+    from gguf import GGMLQuantizationType
+
     try:
-        known = GGMLQuantizationType(kind)
+        return f"type {GGMLQuantizationType(number).name}"
     except ValueError:
-        raise ConfigError(f"{path}: tensor {name!r} has the unknown type {kind}") from None
-    return name, known, shape or (1,), cursor.take("Q")[0]
+        return f"the unknown type {number}"

@@ -54,7 +54,7 @@ class Llama:
 
         def packed(names: tuple[str, ...], biased: bool) -> Any:
             weight, bias = (
-                torch.cat([read(f"{prefix}{name}_proj.{part}") for name in names]) if wanted else None
+                joined([read(f"{prefix}{name}_proj.{part}") for name in names]) if wanted else None
                 for part, wanted in (("weight", True), ("bias", biased))
             )
             assert weight is not None
@@ -103,6 +103,17 @@ class Llama:
     def _see(self, name: str, value: torch.Tensor) -> None:
         if self.trace:
             self.trace(name, value)
+
+
+def joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """The rows of all ``parts``; no copy where each lies behind the one before it, as in the cache of weights."""
+    first = parts[0]
+    memory, end = first.untyped_storage().data_ptr(), first.storage_offset()
+    for part in parts:
+        if part.untyped_storage().data_ptr() != memory or part.storage_offset() != end or not part.is_contiguous():
+            return torch.cat(parts)
+        end += part.numel()
+    return first.as_strided((sum(len(part) for part in parts), *first.shape[1:]), first.stride())
 
 
 def check_repeated_head(checkpoint: Checkpoint) -> None:

@@ -41,14 +41,15 @@ class MappedTensors:
             for name, entry in header.items()
         }
         for dtype, shape, begin in self._places.values():
-            if begin + math.prod(shape) * dtype.itemsize > len(self._map):
-                raise ValueError("cut off")
+            if begin + math.prod(shape) * dtype.itemsize > len(self._map) or begin % dtype.itemsize:
+                raise ValueError("cut off, or not aligned")
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)  # one storage: neighbours can become one view
         self.shapes = {name: shape for name, (_, shape, _) in self._places.items()}
 
     def read(self, name: str) -> torch.Tensor:
         """A view of one tensor.  It must not be written to."""
         dtype, shape, begin = self._places[name]
-        return torch.frombuffer(self._map, dtype=dtype, count=math.prod(shape), offset=begin).view(shape)
+        return self._bytes[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
     def give_back(self) -> None:
         """Let go of the pages read so far; a view that is used later reads them again."""

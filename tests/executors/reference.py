@@ -45,9 +45,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def reference(folder: Path) -> Any:
+def reference(folder: Path, attention: str = "eager") -> Any:
     """The folder's model in float32, with the attention that spells everything out."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
 
 
 def greedy_ids(model: Any, prompt: list[int], new_tokens: int) -> list[int]:

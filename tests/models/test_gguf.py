@@ -14,8 +14,8 @@ from gguf import GGMLQuantizationType as Kind
 
 from mainspring.core.errors import ConfigError
 from mainspring.plugins.models.checkpoint import open_checkpoint
-from mainspring.plugins.models.gguf import SUPPORTED, GgufCheckpoint, model_name
-from mainspring.plugins.models.gguf_header import read_header
+from mainspring.plugins.models.gguf import GgufCheckpoint, model_name
+from mainspring.plugins.models.gguf_header import TYPES, read_header
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
@@ -42,8 +42,13 @@ def test_k_quants_are_dequantised(tmp_path: Path, kind: Kind) -> None:
     writer.close()
     (tensor,) = read_header(path).tensors
     assert tensor.shape == (4, 2 * elements)
-    np.testing.assert_array_equal(gguf.dequantize(tensor.data, tensor.type), gguf.dequantize(raw, kind))
-    assert kind.name in SUPPORTED
+    np.testing.assert_array_equal(gguf.dequantize(tensor.data, Kind(tensor.type.number)), gguf.dequantize(raw, kind))
+
+
+def test_types_are_as_the_gguf_package_has_them() -> None:
+    for number, stored in TYPES.items():
+        kind = Kind(number)
+        assert stored == (number, kind.name, *gguf.GGML_QUANT_SIZES[kind])
 
 
 def test_header_agrees_with_the_gguf_package(tmp_path: Path, write_gguf: Any) -> None:

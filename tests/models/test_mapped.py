@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mainspring.plugins.models.llama import joined
 from mainspring.plugins.models.mapped import MappedTensors, write_tensors
 
 SHAPES = {"a": (3, 5), "norm": (7,), "b": (4, 2, 2)}
@@ -46,3 +49,31 @@ def test_damage_is_an_error(tmp_path: Path, kept: int) -> None:
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(ValueError, match=r"no header|cut off|JSON|Expecting|Unterminated|delimiter"):
         MappedTensors(path)
+
+
+def test_neighbours_become_one_view_and_strangers_a_copy(tmp_path: Path) -> None:
+    """Query, key and value lie behind each other in the cache of weights: making one matrix of them costs nothing."""
+    tensors = {name: torch.randn(rows, 4) for name, rows in (("q", 6), ("k", 2), ("v", 2))}
+    with (path := tmp_path / "x.safetensors").open("wb") as file:
+        shapes = {name: tuple(values.shape) for name, values in tensors.items()}
+        write_tensors(file, shapes, torch.float32, tensors.__getitem__, lambda: "0" * 32)
+    mapped = MappedTensors(path)
+    for names, copied in ((["q", "k", "v"], False), (["k", "v"], False), (["k", "q"], True), (["q", "v"], True)):
+        made = joined([mapped.read(name) for name in names])
+        assert torch.equal(made, torch.cat([tensors[name] for name in names]))
+        assert (made.data_ptr() != mapped.read(names[0]).data_ptr()) is copied
+    vectors = [torch.arange(3.0), torch.arange(2.0)]
+    assert torch.equal(joined(vectors), torch.cat(vectors)) and joined(vectors[:1]) is not None
+
+
+def test_opening_a_model_imports_no_library_that_it_does_not_need() -> None:
+    """They would cost a start tenths of a second to seconds each; dequantising and foreign decoders need them."""
+    code = (
+        "import sys, mainspring.plugins.executors.auto\n"
+        "from mainspring.plugins.models.checkpoint import open_model\n"
+        "open_model('')\n"
+        "unwanted = {'gguf', 'transformers', 'huggingface_hub', 'tokenizers', 'sympy', 'jinja2'}\n"
+        "sys.exit(sorted(unwanted & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
