@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,8 @@ def _build(command: list[str], target: Path) -> None:
 class RawModule:
     """``RawModule(code=..., name_expressions=[...])`` as in CuPy.  Of ``options`` those that define macros are heeded.
 
-    ``sanitize``: "", "address" or "thread"; None: what ``CUDA_EMULATOR_SANITIZE`` says.  Raises EmulatorError with the
-    compiler's messages.
+    A kernel is built when it is first launched, alone: what nobody runs costs nothing.  ``sanitize``: "", "address" or
+    "thread"; None: what ``CUDA_EMULATOR_SANITIZE`` says.
     """
 
     def __init__(
@@ -121,33 +122,36 @@ class RawModule:
         sanitize: str | None = None,
         optimise: str = "-O1",
     ) -> None:
-        self.names = list(name_expressions)
-        self.sanitize = os.environ.get("CUDA_EMULATOR_SANITIZE", "") if sanitize is None else sanitize
-        kernel_flags, runtime_flags = SANITIZERS[self.sanitize]
-        defines = [option for option in options if option.startswith("-D")]
-        exports = "".join(f"EMU_EXPORT({index}, {name})\n" for index, name in enumerate(self.names))
-        text = f'#include "emulator.h"\n{code}\n{exports}'
         if shutil.which("g++") is None:
             raise EmulatorError("the emulator needs g++ on the path")
-        own = "".join((HERE / name).read_text() for name in ("emulator.h", "intrin_emulated.h", "runtime.cpp"))
+        self.code, self.names, self.optimise = code, tuple(name_expressions), optimise
+        self.sanitize = os.environ.get("CUDA_EMULATOR_SANITIZE", "") if sanitize is None else sanitize
+        self.defines = [option for option in options if option.startswith("-D")]
+
+    def get_function(self, name: str) -> Kernel:
+        """The kernel of one of ``name_expressions``."""
+        if name not in self.names:
+            raise EmulatorError(f"{name} is none of the name expressions {self.names}")
+        return Kernel(self, name)
+
+    def build(self, name: str) -> ctypes.CDLL:
+        """The library with the kernel ``name`` alone.  Raises EmulatorError with the compiler's messages."""
+        kernel_flags, runtime_flags = SANITIZERS[self.sanitize]
+        text = f'#include "emulator.h"\n{self.code}\nEMU_EXPORT(0, {name})\n'
+        own = "".join((HERE / file).read_text() for file in ("emulator.h", "intrin_emulated.h", "runtime.cpp"))
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        library = folder / f"{_key(text, own, self.sanitize, optimise, *defines)}.so"
+        library = folder / f"{_key(text, own, self.sanitize, self.optimise, *self.defines)}.so"
         if not library.exists():
             source, runtime = library.with_suffix(f".{os.getpid()}.cpp"), folder / f"{_key(own, self.sanitize)}.o"
             source.write_text(text)
             if not runtime.exists():
                 flags = [*BASE, "-O2", "-fno-tree-loop-distribute-patterns", *runtime_flags]
                 _build([*flags, "-c", str(HERE / "runtime.cpp")], runtime)
-            _build(
-                [*BASE, optimise, *kernel_flags, *defines, "-shared", str(source), str(runtime), "-lpthread"], library
-            )
+            flags = [*BASE, self.optimise, *kernel_flags, *self.defines]
+            _build([*flags, "-shared", str(source), str(runtime), "-lpthread"], library)
             source.unlink()
-        self.library = ctypes.CDLL(str(library))
-
-    def get_function(self, name: str) -> Kernel:
-        """The kernel of one of ``name_expressions``."""
-        return Kernel(self, name, self.names.index(name))
+        return ctypes.CDLL(str(library))
 
 
 def _pack(value: Any) -> tuple[np.generic, str]:
@@ -172,13 +176,22 @@ class Kernel:
     EmulatorError for what a device would not survive.
     """
 
-    def __init__(self, module: RawModule, name: str, index: int) -> None:
+    def __init__(self, module: RawModule, name: str) -> None:
         self.module, self.name = module, name
-        self.function = getattr(module.library, f"emu_k{index}")
-        self.function.restype = ctypes.c_int
+
+    @cached_property
+    def function(self) -> Any:
+        """The entry of the built library."""
+        entry = self.module.build(self.name).emu_k0
+        entry.restype = ctypes.c_int
+        return entry
+
+    @cached_property
+    def signature(self) -> list[tuple[str, int]]:
+        """Kind and bytes of each parameter."""
         kinds = (ctypes.c_int * 64)()
-        count = getattr(module.library, f"emu_s{index}")(kinds)
-        self.signature = [(chr(kinds[at] >> 16), kinds[at] & 0xFFFF) for at in range(count)]
+        count = self.module.build(self.name).emu_s0(kinds)
+        return [(chr(kinds[at] >> 16), kinds[at] & 0xFFFF) for at in range(count)]
 
     def __call__(
         self,

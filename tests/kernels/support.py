@@ -28,19 +28,19 @@ def parts_for(case: Case, rows: int, num_slots: int) -> Parts:
     )
 
 
-def decode(case: Case, num_splits: int = 1, window: int = 0) -> Stored:
+def decode(case: Case, num_splits: int = 1, window: int = 0, kernels: Attention | None = None) -> Stored:
     """One token a row."""
     out, rows = case.out(), len(case.lengths)
-    attention(case.spec).decode(
+    (kernels or attention(case.spec)).decode(
         out, case.q, case.pool, case.tables, case.lengths, num_rows=rows, table_width=case.width,
         parts=parts_for(case, rows, num_splits), num_splits=num_splits, min_split=16, window=window,
     )  # fmt: skip
     return out
 
 
-def prefill(case: Case, window: int = 0) -> Stored:
+def prefill(case: Case, window: int = 0, kernels: Attention | None = None) -> Stored:
     """Every row's tokens at once."""
-    out, kernels = case.out(), attention(case.spec)
+    out, kernels = case.out(), kernels or attention(case.spec)
     tiles = prefill_tiles(list(case.starts), case.spec.group, kernels.tile_rows)
     kernels.prefill(
         out, case.q, case.pool, case.tables, case.lengths, case.starts, tiles, num_tiles=len(tiles),
@@ -49,9 +49,11 @@ def prefill(case: Case, window: int = 0) -> Stored:
     return out
 
 
-def decode_shared(case: Case, shared: list[SharedPrefix], split: int = 32, num_splits: int = 2) -> Stored:
+def decode_shared(
+    case: Case, shared: list[SharedPrefix], split: int = 32, num_splits: int = 2, kernels: Attention | None = None
+) -> Stored:
     """One token a row, what the rows share read once."""
-    out, kernels, rows = case.out(), attention(case.spec), len(case.lengths)
+    out, kernels, rows = case.out(), kernels or attention(case.spec), len(case.lengths)
     plan = prefix_tiles(shared, [(row, row) for row in range(rows)], case.spec.group, split=split)
     parts = parts_for(case, rows, plan.num_slots + num_splits)
     kernels.prefix(

@@ -1,0 +1,170 @@
+"""One small launch of each kernel, with its check: for sanitizers, which need a process of their own, and for plants.
+
+``python -m tests.kernels.scenarios [--plant NAME] SCENARIO...`` prints one line for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tests.emulator.module import RawModule
+
+from mainspring.plugins.kernels.cuda.block_copies import BlockCopies
+from mainspring.plugins.kernels.cuda.launch import Attention, MakeModule
+from mainspring.plugins.kernels.cuda.names import AttentionSpec
+from mainspring.plugins.kernels.cuda.plan import SharedPrefix
+from mainspring.plugins.kernels.cuda.row_ops import RowOps
+
+from .paged import TOLERANCE, Case, error, load, make, poisoned, store
+from .plants import PLANTS
+from .support import decode, decode_shared, prefill
+
+
+def _spec(dtype: str, kv_dtype: str, head_dim: int, **more: Any) -> AttentionSpec:
+    return AttentionSpec(dtype, kv_dtype, head_dim, 16, 3, 1, **more)
+
+
+def _written(spec: AttentionSpec, lengths: list[int], counts: list[int], seed: int = 1) -> Case:
+    case = make(spec, lengths, counts, seed)
+    case.write()
+    return case
+
+
+def _decode(build: MakeModule, spec: AttentionSpec, window: int = 0) -> bool:
+    case = _written(spec, [5, 0, 150], [1, 1, 1])
+    made = decode(case, num_splits=2, window=window, kernels=Attention(build, spec))
+    return error(made, spec.dtype, case.attention(window)) < TOLERANCE[spec.dtype]
+
+
+def _prefill(build: MakeModule, spec: AttentionSpec, window: int = 0) -> bool:
+    case = _written(spec, [150, 0, 30], [40, 2, 5])
+    made = prefill(case, window=window, kernels=Attention(build, spec))
+    return error(made, spec.dtype, case.attention(window)) < TOLERANCE[spec.dtype]
+
+
+def _prefix(build: MakeModule, spec: AttentionSpec) -> bool:
+    case = _written(spec, [70, 70, 20, 100], [1] * 4)
+    shared = share(case, [0, 1, 3], 48)
+    made = decode_shared(case, [shared], kernels=Attention(build, spec))
+    return error(made, spec.dtype, case.attention()) < TOLERANCE[spec.dtype]
+
+
+def share(case: Case, rows: list[int], tokens: int) -> SharedPrefix:
+    """Let ``rows`` begin with the blocks and the first ``tokens`` tokens of the first of them."""
+    first = rows[0]
+    for row in rows[1:]:
+        case.tables[row, : tokens // case.spec.block_size] = case.tables[first, : tokens // case.spec.block_size]
+        for part in (case.k, case.v, case.slots):
+            part[np.flatnonzero(case.owners == row)[:tokens]] = part[np.flatnonzero(case.owners == first)[:tokens]]
+    return SharedPrefix(rows, tokens)
+
+
+def _kv_write(build: MakeModule, spec: AttentionSpec) -> bool:
+    case, twin = (make(spec, [5, 30], [1, 1], seed=2) for _ in range(2))
+    twin.write()
+    Attention(build, spec).kv_write(case.k, case.v, case.slots, case.pool, num_tokens=len(case.slots))
+    same = (
+        case.pool.keys.tobytes() == twin.pool.keys.tobytes(),
+        case.pool.values.tobytes() == twin.pool.values.tobytes(),
+    )
+    return all(same)
+
+
+def _rope_write(build: MakeModule, spec: AttentionSpec) -> bool:
+    case = make(spec, [5, 30], [5, 30], seed=3)
+    qkv = np.concatenate([case.q, case.k, case.v], 1)
+    cos, sin = np.ones((1, spec.head_dim // 2), np.float32), np.zeros((1, spec.head_dim // 2), np.float32)
+    positions = np.zeros(len(case.slots), np.int32)
+    Attention(build, spec).rope_write(qkv, cos, sin, positions, case.slots, case.pool, num_tokens=len(case.slots))
+    twin = make(spec, [5, 30], [5, 30], seed=3)
+    twin.write()
+    return qkv[:, :3].tobytes() == case.q.tobytes() and case.pool.keys.tobytes() == twin.pool.keys.tobytes()
+
+
+def _rms_norm(build: MakeModule) -> bool:
+    random = np.random.default_rng(0)
+    x, residual, weight = (store(random.standard_normal(shape), "bf16") for shape in ((3, 576), (3, 576), (576,)))
+    out = poisoned(x.shape, "bf16")
+    RowOps(build, "bf16", 64).rms_norm(out, x, weight, 1e-5, rows=3, width=576, residual=residual)
+    total = load(residual, "bf16")
+    expected = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5) * load(weight, "bf16")
+    return error(out, "bf16", expected) < TOLERANCE["bf16"]
+
+
+def _silu_mul(build: MakeModule) -> bool:
+    x, out = store(np.random.default_rng(0).standard_normal((3, 2 * 1536)), "bf16"), poisoned((3, 1536), "bf16")
+    RowOps(build, "bf16", 64).silu_mul(out, x, rows=3, width=1536)
+    gate, up = np.split(load(x, "bf16"), 2, axis=1)
+    return error(out, "bf16", gate / (1 + np.exp(-gate)) * up) < TOLERANCE["bf16"]
+
+
+def _norm_heads(build: MakeModule) -> bool:
+    random = np.random.default_rng(0)
+    qkv, query = store(random.standard_normal((5, 5, 80)), "bf16"), store(random.standard_normal(80), "bf16")
+    made = qkv.copy()
+    RowOps(build, "bf16", 80).norm_heads(made, query, query, 1e-6, num_tokens=5, num_heads=3, num_kv_heads=1)
+    x = load(qkv, "bf16")[:, :4]
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * load(query, "bf16")
+    return error(made[:, :4], "bf16", expected) < TOLERANCE["bf16"]
+
+
+def _copies(build: MakeModule) -> bool:
+    source = np.arange(2 * 3 * 2048, dtype=np.int32).reshape(2, 3, 2048)
+    target, pairs = np.zeros_like(source), np.array([[0, 2], [2, 0]], np.int32)
+    BlockCopies(build).copy(
+        source, target, pairs, num_pairs=2, num_layers=2, block_bytes=8192, source_blocks=3, target_blocks=3
+    )
+    return bool((target[:, [2, 0]] == source[:, [0, 2]]).all() and not target[:, 1].any())
+
+
+BF16, INT8, FP32 = _spec("bf16", "bf16", 64), _spec("bf16", "int8", 64), _spec("fp32", "fp32", 64)
+CAPPED = _spec("bf16", "bf16", 80, windows=True, softcap=5.0)
+#: Every kernel, and both layouts of shared memory: 64 dims are swizzled, 80 padded.
+SCENARIOS: dict[str, Callable[[MakeModule], bool]] = {
+    "kv_write": partial(_kv_write, spec=BF16),
+    "kv_write_int8": partial(_kv_write, spec=INT8),
+    "rope_write": partial(_rope_write, spec=BF16),
+    "decode": partial(_decode, spec=FP32),
+    "decode_mma": partial(_decode, spec=BF16),
+    "decode_int8": partial(_decode, spec=INT8),
+    "decode_window": partial(_decode, spec=CAPPED, window=20),
+    "prefill": partial(_prefill, spec=FP32),
+    "prefill_mma": partial(_prefill, spec=BF16),
+    "prefill_int8": partial(_prefill, spec=INT8),
+    "prefill_window": partial(_prefill, spec=CAPPED, window=20),
+    "prefix": partial(_prefix, spec=BF16),
+    "prefix_int8": partial(_prefix, spec=INT8),
+    "rms_norm": _rms_norm,
+    "silu_mul": _silu_mul,
+    "norm_heads": _norm_heads,
+    "copies": _copies,
+}
+
+
+def planted(plant: str | None, **options: Any) -> MakeModule:
+    """``RawModule`` of the text with a bug in it, where the unit has its place."""
+
+    def build(code: str, **more: Any) -> RawModule:
+        if plant is not None and PLANTS[plant].old in code:
+            code = PLANTS[plant].into(code)
+        return RawModule(code=code, **more, **options)
+
+    return build
+
+
+def main() -> None:
+    """Run scenarios; a sanitizer that finds something ends the process."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--plant")
+    parser.add_argument("scenarios", nargs="*", default=list(SCENARIOS))
+    arguments = parser.parse_args()
+    for name in arguments.scenarios:
+        print(name, "ok" if SCENARIOS[name](planted(arguments.plant)) else "WRONG", flush=True)
+
+
+if __name__ == "__main__":
+    main()
