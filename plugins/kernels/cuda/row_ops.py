@@ -32,7 +32,7 @@ class RowOps:
         """``out`` = norm of ``x``, or of ``residual`` after ``residual += x``: all T ``[rows, width]``, width a
         multiple of 4.
 
-        ``weight`` T ``[width]``.  ``out`` and ``x`` may be the same array.
+        ``weight`` T ``[width]``.  ``out`` is another array than ``x``.
         """
         threads = min(1024, -(-width // 4 // 32) * 32 or 32)
         args = (address(out), address(residual), address(x), address(weight), np.int32(width), np.float32(eps))
