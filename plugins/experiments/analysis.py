@@ -1,105 +1,60 @@
-"""From the results in a store to a report: effects, floors, guards, checks, verdicts."""
+"""From runs to effects, floors, guards, checks and verdicts: the same for played and for served experiments."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from ... import __version__
 from ..workloads.metrics import direction
-from . import workload
-from .finding import finding
-from .measure import Summary, metrics_of
-from .report import ArmResult, Effect, GuardResult, LevelResult, Report
-from .runner import CONTROL, PAIR, REPEAT, Level, Runner
-from .spec import FEWEST_PAIRS
+from .measure import Summary
+from .report import ArmResult, Effect, GuardResult, LevelResult
+from .spec import FEWEST_PAIRS, ExperimentSpec
 from .statistics import Interval, holm, paired, scale_of, sign_flip_p
 from .verdict import guarded, judge
 
 FEW_FOR_P99 = 1000
 
 
-def analyse(runner: Runner, levels: Sequence[Level], machine: dict[str, str]) -> Report:
-    """The report on everything that the store holds now."""
-    spec = runner.experiment.spec
-    results = tuple(_LevelAnalysis(runner, level).result() for level in levels)
-    complete = all(result.pairs == len(spec.seed_list) or result.stopped_early for result in results)
-    work = {
-        "title": runner.first.title,
-        "name": runner.first.name,
-        "size": spec.workload.size if spec.workload.scenario else "",
-        "requests": len(runner.first.rows),
-        "kv_tokens": runner.first.kv_tokens,
-        "block_size": runner.first.block_size,
-        "scheduler": runner.first.scheduler,
-        "trap": runner.first.notes,
-    }
-    return Report(
-        name=spec.name or runner.experiment.path.stem,
-        question=spec.question,
-        clock=runner.clock.clock,
-        baseline=spec.baseline,
-        primary=spec.primary,
-        confidence=runner.confidence(),
-        arms={name: dict(tree) for name, tree in spec.arms.items()},
-        workload=work,
-        machine={**runner.clock.description, **machine},
-        capacity=runner.store.state.capacity,
-        levels=results,
-        complete=complete,
-        finding=finding(results, spec.primary, spec.baseline),
-        version=__version__,
-    )
+class LevelAnalysis:
+    """One load level.  ``runs`` by arm: pair i is the i-th run of each; ``controls`` are runs of the baseline that
+    differ from those of the pairs in nothing but the seed (or the time)."""
 
+    def __init__(
+        self,
+        spec: ExperimentSpec,
+        confidence: float,
+        runs: Mapping[str, Sequence[Summary]],
+        controls: Sequence[Summary],
+        margins: Mapping[str, float],
+    ) -> None:
+        self._spec, self._confidence, self._runs, self._margins = spec, confidence, runs, margins
+        self._base = runs[spec.baseline]
+        self._controls, self._num_pairs = controls, len(self._base)
+        every = dict.fromkeys(metric for some in runs.values() for one in some for metric in one.metrics)
+        self._metrics = list(every)
 
-class _LevelAnalysis:
-    """One load level."""
-
-    def __init__(self, runner: Runner, level: Level) -> None:
-        self._runner, self._level, self._spec = runner, level, runner.experiment.spec
-        self._confidence = runner.confidence()
-        self._seeds = self._whole_pairs()
-        store, label = runner.store, level.label
-        self._runs = {
-            arm: [one for seed in self._seeds if (one := store.get(label, PAIR, seed, arm))] for arm in self._spec.arms
-        }
-        controls = (
-            store.get(label, CONTROL, seed + workload.FLOOR_OFFSET, self._spec.baseline) for seed in self._seeds
-        )
-        self._controls = [one for one in controls if one]
-        self._metrics = [
-            metric
-            for metric in metrics_of(self._spec, runner.first)
-            if any(metric in one.metrics for runs in self._runs.values() for one in runs)
-        ]
-
-    def _whole_pairs(self) -> list[int]:
-        """Seeds of which every arm and the control have been played, up to where a stated rule stopped."""
-        spec, store, label = self._spec, self._runner.store, self._level.label
-        seeds: list[int] = []
-        for seed in spec.seed_list:
-            played = all(store.has(label, PAIR, seed, arm) for arm in spec.arms)
-            if not (played and store.has(label, CONTROL, seed + workload.FLOOR_OFFSET, spec.baseline)):
-                break
-            seeds.append(seed)
-            if self._runner.decided(self._level, len(seeds)):
-                break
-        return seeds
-
-    def result(self) -> LevelResult:
-        spec, base = self._spec, self._runs[self._spec.baseline]
+    def result(
+        self,
+        label: str,
+        rate: float | None,
+        stopped_early: bool = False,
+        checks: Sequence[str] = (),
+        cautions: Sequence[str] = (),
+    ) -> LevelResult:
+        """``checks`` that failed and ``cautions`` beside those that are found here."""
+        spec = self._spec
         means = {arm: {metric: _mean(runs, metric) for metric in self._metrics} for arm, runs in self._runs.items()}
-        measured = min((one.facts.measured for one in base), default=0)
+        measured = min((one.facts.measured for one in self._base), default=0)
         return LevelResult(
-            label=self._level.label,
-            rate=self._level.rate if math.isfinite(self._level.rate) else None,
-            pairs=len(self._seeds),
-            stopped_early=self._runner.decided(self._level, len(self._seeds)),
-            arms=tuple(self._arm(arm) for arm in spec.others),
+            label=label,
+            rate=rate,
+            pairs=self._num_pairs,
+            stopped_early=stopped_early,
+            arms=tuple(self._arm(arm, checks) for arm in spec.others),
             means=means,
             measured=measured,
-            cautions=tuple(self._cautions(measured)),
+            cautions=(*cautions, *self._cautions(measured)),
             cost_per_million={
                 arm: spec.price_per_hour / 3600 / speed * 1e6
                 for arm in spec.arms
@@ -107,9 +62,9 @@ class _LevelAnalysis:
             },
         )
 
-    def _arm(self, arm: str) -> ArmResult:
+    def _arm(self, arm: str, more: Sequence[str]) -> ArmResult:
         spec = self._spec
-        checks = self._failed_checks(arm)
+        checks = [*self._failed_checks(arm), *more]
         found = {metric: self._effect(arm, metric) for metric in self._metrics}
         others = {metric: pair[0].p for metric, pair in found.items() if metric != spec.primary and pair[0]}
         corrected = holm(others)
@@ -124,69 +79,52 @@ class _LevelAnalysis:
                     direction=direction(metric),
                     verdict=call.value,
                     why=why,
-                    base=_mean(self._runs[spec.baseline], metric),
+                    base=_mean(self._base, metric),
                     other=_mean(self._runs[arm], metric),
                     floor=floor,
                     **(_shown(effect, p) if effect else {}),  # type: ignore[arg-type]
                 )
             )
-        margins = spec.guards or {guard.metric: guard.tolerance for guard in self._runner.first.guards}
         guards = tuple(
             GuardResult(metric, margin, guarded(found[metric][0], margin, direction(metric) == "lower").value)
-            for metric, margin in margins.items()
+            for metric, margin in self._margins.items()
             if metric in found
         )
-        return ArmResult(arm, len(self._seeds), tuple(effects), guards, tuple(checks))
+        return ArmResult(arm, self._num_pairs, tuple(effects), guards, tuple(checks))
 
     def _effect(self, arm: str, metric: str) -> tuple[Interval | None, float | None]:
         """The paired effect, and the floor on the same scale: runs of the baseline against others of its own."""
-        base, other = (_values(self._runs[name], metric) for name in (self._spec.baseline, arm))
+        base, other = _values(self._base, metric), _values(self._runs[arm], metric)
         control = _values(self._controls, metric)
         scale = scale_of(base, other, control)
         effect = paired(base, other, self._confidence, scale)
-        floor = paired(base, control, self._confidence, scale)
+        floor = paired(base[: len(control)], control, self._confidence, scale)
         return effect, floor.half_width if floor else None
 
     def _failed_checks(self, arm: str) -> list[str]:
         failed = []
-        if len(self._seeds) < FEWEST_PAIRS:
-            failed.append(f"too few runs: {len(self._seeds)} pairs, {FEWEST_PAIRS} are needed")
+        if self._num_pairs < FEWEST_PAIRS:
+            failed.append(f"too few runs: {self._num_pairs} pairs, {FEWEST_PAIRS} are needed")
         for name in (self._spec.baseline, arm):
             bad = [one for one in self._runs[name] if one.facts.failed]
             if bad:
                 failed.append(f"{name}: {len(bad)} of {len(self._runs[name])} runs: {bad[0].facts.failed[0]}")
         if self._spec.workload.forced:
-            pairs = zip(self._runs[self._spec.baseline], self._runs[arm], strict=True)
-            unequal = sum(one.facts.output_tokens != two.facts.output_tokens for one, two in pairs)
-            given_up = any(
-                one.facts.little_error is None for one in (*self._runs[arm], *self._runs[self._spec.baseline])
+            base, other = self._base, self._runs[arm]
+            unequal = sum(
+                one.facts.output_tokens != two.facts.output_tokens for one, two in zip(base, other, strict=True)
             )
+            given_up = any(one.facts.little_error is None for one in (*base, *other))
             if unequal and not given_up:
                 failed.append(f"in {unequal} pairs the arms did not do the same work (output tokens)")
-        if not self._repeats():
-            failed.append("the same run twice gave other results: the simulation does not repeat")
         return failed
-
-    def _repeats(self) -> bool:
-        """In virtual time A/A with the same seed is byte-equal."""
-        if not self._seeds:
-            return True
-        place = self._level.label, REPEAT, self._spec.seed_list[0], self._spec.baseline
-        again, first = self._runner.store.get(*place), self._runs[self._spec.baseline][0]
-        return again is None or again.facts.digest == first.facts.digest
 
     def _cautions(self, measured: int) -> list[str]:
         out = []
         if any(name.endswith("_p99") or "_p99@" in name for name in self._metrics) and measured < FEW_FOR_P99:
             out.append(f"a run measures {measured} requests: a p99 wants {FEW_FOR_P99}")
-        capacity = self._runner.store.state.capacity
-        roots = workload.num_roots(self._runner.first) / len(self._runner.first.rows)
-        if capacity and self._level.rate >= capacity * roots:
-            out.append("overload has no steady state: latencies grow with the length of the run; compare throughput")
-        base, control = (
-            _values(runs, self._spec.primary) for runs in (self._runs[self._spec.baseline], self._controls)
-        )
-        aa = paired(base, control, self._confidence)
+        control = _values(self._controls, self._spec.primary)
+        aa = paired(_values(self._base, self._spec.primary)[: len(control)], control, self._confidence)
         if aa is not None and aa.excludes_zero:
             out.append(f"the A/A interval of {self._spec.primary} leaves out 0, as one in twenty does: use more seeds")
         return out

@@ -105,8 +105,13 @@ class Summary(msgspec.Struct, frozen=True):
 
 def metrics_of(spec: ExperimentSpec, made: Scenario) -> tuple[str, ...]:
     """Every metric that a run is measured by, the primary first."""
-    guards = spec.guards or {guard.metric: guard.tolerance for guard in made.guards}
+    guards = margins_of(spec, made)
     return tuple(dict.fromkeys((spec.primary, *guards, *made.primary, *spec.metrics, *USUAL)))
+
+
+def margins_of(spec: ExperimentSpec, made: Scenario) -> dict[str, float]:
+    """Guards and their margins: the file's, or those of the scenario."""
+    return spec.guards or {guard.metric: guard.tolerance for guard in made.guards}
 
 
 def measure(run: Run, made: Scenario, spec: ExperimentSpec, alone: Alone | None = None) -> dict[str, float | None]:

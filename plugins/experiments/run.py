@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from . import spec
-from .analysis import analyse
 from .html import page
+from .played import analyse, runs_of
 from .report import Report
 from .runner import Clock, Runner
 from .simulated import SimulatedClock
@@ -45,7 +45,9 @@ def run(path: Path, out: Path, *, resume: bool = False, progress: Callable[[str]
 def _write(runner: Runner, store: Store) -> Report:
     report = analyse(runner, runner.levels(), machine())
     store.write("report.json", msgspec.json.format(msgspec.json.encode(report), indent=1))
-    store.write("report.html", page(report, runner).encode())
+    seeds = runner.experiment.spec.seed_list
+    runs = {level.label: runs_of(runner, level.label, seeds[: level.pairs]) for level in report.levels}
+    store.write("report.html", page(report, runs, limits=bool(runner.first.slo)).encode())
     return report
 
 

@@ -13,9 +13,9 @@ from tests.experiments.lab import write
 from mainspring.core.messages import StepLaunch
 from mainspring.core.policy import Executor
 from mainspring.plugins.experiments import spec, workload
-from mainspring.plugins.experiments.analysis import analyse
 from mainspring.plugins.experiments.live import LiveClock
 from mainspring.plugins.experiments.measure import facts, little_error
+from mainspring.plugins.experiments.played import analyse
 from mainspring.plugins.experiments.runner import Runner
 from mainspring.plugins.experiments.store import Store
 from mainspring.plugins.settings import Config

@@ -18,8 +18,8 @@ from tests.experiments.lab import PARTS, write
 from mainspring.core.__main__ import main
 from mainspring.core.errors import ConfigError
 from mainspring.plugins.experiments import spec
-from mainspring.plugins.experiments.analysis import analyse
 from mainspring.plugins.experiments.measure import Facts, Summary
+from mainspring.plugins.experiments.played import analyse
 from mainspring.plugins.experiments.report import Report
 from mainspring.plugins.experiments.run import run
 from mainspring.plugins.experiments.runner import Runner

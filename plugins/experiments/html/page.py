@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from ...config_file import flatten
 from ..finding import change
 from ..measure import Summary
 from ..report import ArmResult, LevelResult, Report
-from ..runner import PAIR, Runner
 from ..table import floor
 from . import charts
 from .svg import number
@@ -19,8 +18,8 @@ _HERE = Path(__file__).parent
 MOST_MOVES = 8
 
 
-def page(report: Report, runner: Runner) -> str:
-    """``report.html``."""
+def page(report: Report, runs: Mapping[str, charts.Runs], limits: bool) -> str:
+    """``report.html``.  ``runs`` by load level and arm, the baseline first; ``limits``: requests have some to keep."""
     arms = [report.baseline, *(name for name in report.arms if name != report.baseline)]
     body = [
         f"<h1>{escape(report.name)}</h1>",
@@ -28,11 +27,11 @@ def page(report: Report, runner: Runner) -> str:
         _cards(report),
         "" if report.complete else '<p class="warn">Not all pairs have been played yet.</p>',
         _facts(report),
-        *_across(report, arms, limits=bool(runner.first.slo)),
+        *_across(report, arms, limits),
         "<h2>By load level</h2>",
         _legend(arms),
         "<nav></nav>",
-        *(_level(report, level, runner, arms) for level in report.levels),
+        *(_level(report, level, runs[level.label], arms) for level in report.levels),
         _definitions(report),
     ]
     style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
@@ -106,10 +105,7 @@ def _legend(arms: Sequence[str]) -> str:
     return f'<div class="legend">{items}</div>'
 
 
-def _level(report: Report, level: LevelResult, runner: Runner, arms: Sequence[str]) -> str:
-    seeds = runner.experiment.spec.seed_list[: level.pairs]
-    store = runner.store
-    runs = {arm: [one for seed in seeds if (one := store.get(level.label, PAIR, seed, arm))] for arm in arms}
+def _level(report: Report, level: LevelResult, runs: charts.Runs, arms: Sequence[str]) -> str:
     rate = f"{number(level.rate)} arrivals per second" if level.rate else "all at once"
     notes = [*level.cautions, *dict.fromkeys(check for arm in level.arms for check in arm.checks)]
     parts = [
