@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+import sys
+from pathlib import Path
 
 import anyio
 import structlog
@@ -13,6 +15,8 @@ from ...core.errors import MainspringError
 from ...core.hookspecs import Register, hookimpl
 from .. import logs
 from ..engine import Engine
+from ..experiments.served.start import Served, start
+from ..folders import state_folder
 from .command import FAILED, OK
 from .options import add_config, load_config
 
@@ -24,13 +28,31 @@ class ServeCommand:
 
     def arguments(self, parser: argparse.ArgumentParser) -> None:
         add_config(parser)
+        parser.add_argument("--experiment", type=Path, metavar="FILE", help="compare arms on this server's traffic")
+        parser.add_argument(
+            "--experiment-out", type=Path, metavar="DIR", help="where its reports go (default: the user's state folder)"
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         loaded = load_config(args)
         logs.setup(loaded.config.log)
-        engine = Engine(loaded.config, gateways=True, progress=lambda line: log.info("loading", what=line))
+
+        def progress(line: str) -> None:
+            log.info("loading", what=line)
+
+        if args.experiment is not None:
+            out = args.experiment_out or state_folder() / "experiments" / args.experiment.stem
+            return asyncio.run(serve_experiment(start(args.experiment, loaded.config, out, progress=progress)))
+        engine = Engine(loaded.config, gateways=True, progress=progress)
         engine.reread = lambda: load_config(args).config
         return asyncio.run(serve(engine))
+
+
+async def serve_experiment(served: Served) -> int:
+    """Serve until a signal, then say what the experiment found.  Its arms decide the scheduler: SIGHUP does nothing."""
+    code = await serve(served.engine)
+    sys.stdout.write(await served.stopped())
+    return code
 
 
 async def serve(engine: Engine) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mainspring.plugins.simulation.records import RequestRecord
+
 STEPS = """
 machine = "made up"
 model = "made up"
@@ -34,3 +36,20 @@ def write(folder: Path, **parts: str) -> Path:
     chosen: dict[str, Any] = {**PARTS, **parts}
     path.write_text(chosen.pop("more", "") + "".join(chosen.values()), encoding="utf-8")
     return path
+
+
+def record(rid: str, at: float = 0.0, ttft: float = 0.1, reason: str = "length") -> RequestRecord:
+    """A request of three tokens, 0.1 s apart."""
+    times = (at + ttft, at + ttft + 0.1, at + ttft + 0.2)
+    return RequestRecord(
+        number=0,
+        rid=rid,
+        arrival_s=at,
+        scheduled_s=at,
+        first_token_s=times[0],
+        finished_s=times[-1],
+        token_times=times,
+        prompt_tokens=10,
+        wanted_tokens=3,
+        reason=reason,
+    )

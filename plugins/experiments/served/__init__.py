@@ -1,0 +1,1 @@
+"""Experiments on the traffic of a running server: shadow, switchback, replicas."""

@@ -1,0 +1,121 @@
+"""``serve --experiment``: an engine that runs an experiment on its own traffic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio.to_thread
+import msgspec
+import structlog
+
+from ....core.policy import Executor
+from ...engine import Engine
+from ...settings import Config
+from ...text.edge import TextEdge
+from .. import arms as arms_of
+from .. import spec as spec_of
+from ..html import page
+from ..report import Report
+from ..run import machine
+from ..spec import Experiment
+from ..table import text as table
+from .replicas import SplitEngine
+from .shadowing import ShadowLog, changed_keys, shadowed
+from .switchback import Switchback
+from .windows import LEVEL, Book
+
+log = structlog.get_logger("mainspring.experiment")
+Progress = Callable[[str], None]
+
+
+class Served:
+    """``engine`` is the engine to serve; ``stopped()`` writes the last report."""
+
+    def __init__(self, experiment: Experiment, engine: Engine, out: Path) -> None:
+        self.experiment, self.engine, self.out = experiment, engine, out
+        self.book: Book | None = None
+        self.shadow: ShadowLog | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    async def stopped(self) -> str:
+        """To be called when the engine has stopped, in its event loop: like ``finish``, after what is being written."""
+        if self._writing is not None:
+            await self._writing
+        return await anyio.to_thread.run_sync(self.finish)
+
+    def changed(self) -> None:
+        """Another round is over: write the report of all so far, on a thread."""
+        if self.book is None or (self._writing is not None and not self._writing.done()):
+            return
+        self._writing = asyncio.get_running_loop().create_task(self._write_aside(self.book))
+
+    async def _write_aside(self, book: Book) -> None:
+        try:
+            await anyio.to_thread.run_sync(self._write, book)
+        except Exception:
+            log.exception("report_not_written")  # traffic goes on
+
+    def finish(self) -> str:
+        """Write what there is to say; returns it for the terminal."""
+        if self.shadow is not None:
+            summary = self.shadow.summary()
+            (self.out / "shadow.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2))
+            share = f"{summary['share']:.1%}"
+            return f"shadow: differed in {summary['diverged']} of {summary['steps']} steps ({share})\n{self.out}\n"
+        assert self.book is not None
+        report = self._write(self.book)
+        return table(report) + f"\n{self.out / 'report.html'}\n"
+
+    def _write(self, book: Book) -> Report:
+        report, runs = book.report(machine(), self.experiment.path.stem)
+        self.out.mkdir(parents=True, exist_ok=True)
+        encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
+        (self.out / "report.json").write_bytes(encoded)
+        (self.out / "report.html").write_text(page(report, {LEVEL: runs}, limits=False), encoding="utf-8")
+        return report
+
+
+def start(
+    path: Path,
+    config: Config,
+    out: Path,
+    *,
+    gateways: bool = True,
+    make_executor: Callable[[Config], Executor] | None = None,
+    text: TextEdge | None = None,
+    progress: Progress = lambda _line: None,
+) -> Served:
+    """The engine of the experiment in ``path``, whose arms start from ``config``.  Raises ConfigError."""
+    experiment = spec_of.read(path, live_traffic=True)
+    spec, arms = experiment.spec, arms_of.make(experiment, under=config)
+    if any(arm.sampling for arm in arms.values()):
+        raise experiment.error("arms: request: the requests of a server are its clients'")
+    if spec.live.mode == "replicas":
+        if len(arms) != 2:
+            raise experiment.error(f"arms: replicas are two, this experiment has {len(arms)}")
+        split = SplitEngine(
+            experiment, arms, gateways=gateways, make_executor=make_executor, text=text, progress=progress
+        )
+        served = Served(experiment, split, out)
+        served.book, split.changed = split.book, served.changed
+        return served
+    shadow = spec.live.mode == "shadow"
+    base = shadowed(experiment, arms) if shadow else arms[spec.baseline].config
+    make = (lambda: make_executor(base)) if make_executor else None
+    engine = Engine(base, gateways=gateways, make_executor=make, text=text, progress=progress)
+    served = Served(experiment, engine, out)
+    if shadow:
+        served.shadow = ShadowLog(out)
+        engine.kernel.edges.append(served.shadow)
+        return served
+    for name in spec.others:
+        fixed = sorted(key for key in changed_keys(base, arms[name].config) if not key.startswith("scheduler."))
+        if fixed:
+            raise experiment.error(f'arms.{name}: {fixed[0]}: cannot change while running; use live.mode = "replicas"')
+    schedulers = {name: arm.config.scheduler for name, arm in arms.items()}
+    edge = Switchback(experiment, schedulers, engine.control.swap, served.changed)
+    served.book = edge.book
+    engine.kernel.edges.append(edge)
+    return served
