@@ -24,8 +24,8 @@ from .cupy_device import Device, find_device
 from .cupy_network import CupyNetwork
 from .cupy_ops import CupyOps, workspace_bytes
 from .dtypes import DEVICE_NAMES, Formats, resolve
+from .families import Backend, load_family
 from .loaded import Network
-from .native import load_native
 from .ops import HeadShape, KVShape, Ops
 from .torch import TorchExecutor
 
@@ -61,12 +61,12 @@ class CupyExecutor(TorchExecutor):
         formats = resolve(self.config.executor, device.tensor_cores, DEVICE_NAMES)
         progress(f"device: {device.description}")
         backend = CupyBackend(self.config, self.options, device, formats, progress)
-        self._loaded = loaded = load_native(self.config, checkpoint, formats, progress, backend)
+        self._loaded = loaded = load_family(self.config, checkpoint, formats, progress, backend)
         return self.info(loaded, f"torch {torch.__version__}, {device.description}", formats)
 
 
-class CupyBackend:
-    """Implements ``native.Backend``."""
+class CupyBackend(Backend):
+    """A device and its kernels for families."""
 
     def __init__(
         self, config: Config, options: Options, device: Device, formats: Formats, progress: Callable[[str], None]

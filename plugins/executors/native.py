@@ -1,49 +1,77 @@
-"""Loading the families that this package runs itself, over whichever backend runs their operators."""
+"""The native executor: the kernels of ``plugins/kernels/cpu``, built for this machine when first needed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import torch
 
-from ..models.cache import Read, load_weights
-from ..models.checkpoint import Checkpoint
+from ...core.hookspecs import Register, hookimpl
+from ...core.policy import ExecutorInfo
+from ..models.cache import load_weights
+from ..models.checkpoint import Checkpoint, open_model
 from ..models.config import LlamaConfig
-from ..models.llama import Llama, check_repeated_head
+from ..models.foreign import ForeignFolder
+from ..models.llama import Llama, Read
 from ..settings import Config
-from . import memory
-from .batch import Limits, StepBatch
-from .dtypes import Formats, head_bytes
-from .loaded import Loaded, Network, context_limit
+from . import memory, native_abi
+from .cores import usable_cores
+from .dtypes import Formats, NativeFormats, head_bytes, resolve_native
+from .families import Backend, load_family
+from .loaded import Network
+from .native_build import CannotBuild, best_instruction_set, build
+from .native_ops import BLOCKS, STORED, NativeOps, kept_format
+from .native_step import NativeNetwork
 from .ops import HeadShape, KVShape, Ops
-from .torch_ops import TorchOps, workspace_bytes
+from .torch import TorchExecutor
 
 
-class Backend(Protocol):
-    """What runs a network's operators, and where."""
+class NativeExecutor(TorchExecutor):
+    """``TorchExecutor`` with another backend.  What the kernels cannot run goes to torch, which one line says."""
+
+    def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
+        """See ``TorchExecutor.load``."""
+        config = self.config
+        opened = open_model(config.model.path)
+        if isinstance(opened, ForeignFolder):
+            progress(f"the native kernels run this package's own families: {opened.path.name} runs on torch")
+            return super().load(progress)
+        formats = resolve_native(config.executor)
+        try:
+            kind = best_instruction_set()
+            library = native_abi.load(build(kind, progress))
+        except (CannotBuild, OSError) as error:
+            progress(f"no native kernels: {error}; torch runs the model")
+            return super().load(progress)
+        threads = config.executor.threads or usable_cores()
+        torch.set_num_threads(threads)
+        backend = NativeBackend(config, formats, library, threads)
+        self._loaded = loaded = load_family(config, opened, formats, progress, backend)
+        return self.info(loaded, f"native kernels ({kind.name}), {threads} threads", formats)
+
+    def close(self) -> None:
+        """See ``Executor.close``."""
+        network = None if self._loaded is None else self._loaded.network
+        super().close()
+        if isinstance(network, NativeNetwork):
+            network.ops.close()
+
+
+class NativeBackend(Backend):
+    """``NativeOps`` for families.  ``formats`` are ``NativeFormats`` throughout."""
+
+    def __init__(self, config: Config, formats: NativeFormats, library: Any, threads: int) -> None:
+        self.config, self.formats, self.library, self.threads = config, formats, library, threads
 
     def workspace_bytes(self, model: LlamaConfig, max_context: int) -> int:
-        """Bytes of the largest intermediate results of one step."""
-
-    def free_bytes(self) -> tuple[int, int | None]:
-        """Memory to take weights and pool from; and the host's, if that is another."""
-
-    def network(
-        self, model: LlamaConfig, read: Read, heads: HeadShape, kv: KVShape, max_context: int
-    ) -> tuple[Network, Ops]:
-        """The network with its weights packed, and the operators under it."""
-
-
-class TorchBackend:
-    """Implements ``Backend`` over ``TorchOps``."""
-
-    def __init__(self, config: Config, formats: Formats) -> None:
-        self.config, self.formats = config, formats
-
-    def workspace_bytes(self, model: LlamaConfig, max_context: int) -> int:
-        return workspace_bytes(model, self.config.scheduler, max_context, self.formats)
+        """Intermediate results and logits of the largest step, and the rotations of every position."""
+        limits = self.config.scheduler
+        tokens, widest = limits.token_budget, max(model.hidden_size, model.q_size, model.ffn_size)
+        rows = model.hidden_size + 2 * model.q_size + 2 * model.kv_size + 2 * model.ffn_size + 2 * widest
+        logits = min(limits.max_running, tokens) * model.vocab_size
+        return 4 * (tokens * rows + logits + max_context * model.head_dim)
 
     def free_bytes(self) -> tuple[int, int | None]:
         return memory.available_bytes(), None
@@ -51,69 +79,56 @@ class TorchBackend:
     def network(
         self, model: LlamaConfig, read: Read, heads: HeadShape, kv: KVShape, max_context: int
     ) -> tuple[Network, Ops]:
-        ops = TorchOps(heads, kv, self.formats.compute, self.formats.kv)
+        formats = self.formats
+        ops = NativeOps(
+            heads,
+            kv,
+            formats.kv,
+            library=self.library,
+            threads=self.threads,
+            weights=formats.kept,
+            int8_activations=formats.fast,
+        )
         return NativeNetwork(Llama(model, read, ops), ops), ops
 
+    def read(self, checkpoint: Checkpoint, formats: Formats, progress: Callable[[str], None]) -> Read:
+        if self.formats.numbers is not None:
+            return load_weights(checkpoint, self.formats.numbers, progress)
+        types = ", ".join(f"{count} {kind}" for kind, count in sorted(checkpoint.types.items()))
+        progress(f"weights: {len(checkpoint.names)} tensors ({types}), used as they are stored")
+        return checkpoint.matrix
 
-class NativeNetwork:
-    """Implements ``loaded.Network``."""
+    def weight_bytes(self, checkpoint: Checkpoint, formats: Formats) -> int:
+        model, numbers = checkpoint.config, self.formats.numbers
+        total = 0
+        for name, shape in model.tensor_shapes().items():
+            if len(shape) == 1:
+                total += 4 * shape[0]
+                continue
+            stored = checkpoint.stored(name) if numbers is None else STORED[numbers]
+            embedding = name == "model.embed_tokens.weight"
+            if embedding:
+                total += stored_bytes(stored, shape)
+            if not embedding or model.tied:
+                total += self.library.ms_segment_bytes(kept_format(stored, self.formats.kept), *shape)
+        return total
 
-    def __init__(self, model: Llama, ops: Ops) -> None:
-        self.model, self.ops = model, ops
-
-    def forward(self, batch: StepBatch) -> torch.Tensor | None:
-        """See ``Network.forward``."""
-        return self.model.forward(self.ops.prepare(batch))
-
-    def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
-        """See ``Network.copy_blocks``."""
-        self.ops.copy_blocks(copies)
-
-
-def load_native(
-    config: Config,
-    checkpoint: Checkpoint,
-    formats: Formats,
-    progress: Callable[[str], None],
-    backend: Backend | None = None,
-) -> Loaded:
-    """Check that the model fits, read and pack it for ``backend`` (None: torch on the CPU).  Raises ConfigError."""
-    backend = backend or TorchBackend(config, formats)
-    model = checkpoint.config
-    for note in model.notes:
-        progress(note)
-    max_context = context_limit(config, model.name, model.max_positions, model.most_positions)
-    kv, ledger = _plan(config, model, formats, max_context, backend)
-    progress(f"{model.name}: {checkpoint.format}; {formats.describe()}; {ledger.describe()}")
-    heads = HeadShape(model.num_heads, model.num_kv_heads, model.head_dim, model.rope, model.windows)
-    with torch.inference_mode():
-        check_repeated_head(checkpoint)
-        read = load_weights(checkpoint, formats.weights, progress)
-        network, ops = backend.network(model, read, heads, kv, max_context)
-    progress(f"weights packed for {formats.compute}: {memory.show(ops.weight_bytes())}".replace("torch.", ""))
-    limits = Limits(model.vocab_size, max_context, kv.num_blocks, kv.block_size)
-    return Loaded(model.name, checkpoint.format, network, limits, model.end_token_ids, ledger)
+    def head_bytes(self, model: LlamaConfig, formats: Formats) -> int:
+        lanes = self.library.ms_lanes()
+        return head_bytes(formats.kv, -(-model.head_dim // lanes) * lanes)
 
 
-def _plan(
-    config: Config, model: LlamaConfig, formats: Formats, max_context: int, backend: Backend
-) -> tuple[KVShape, memory.Ledger]:
-    available, host_available = backend.free_bytes()
-    block_size = config.allocator.block_size
-    elements = sum(math.prod(shape) for shape in model.tensor_shapes().values())
-    if model.tied:
-        elements += model.vocab_size * model.hidden_size  # once as the table, once packed as the head
-    ledger = memory.plan(
-        config,
-        weights=elements * formats.compute.itemsize,
-        workspace=backend.workspace_bytes(model, max_context),
-        block_bytes=memory.kv_bytes(
-            model.num_layers, model.num_kv_heads, head_bytes(formats.kv, model.head_dim), block_size, 1
-        ),
-        max_context=max_context,
-        available=available,
-        host_available=host_available,
-    )
-    host_blocks = memory.num_host_blocks(config)
-    shape = KVShape(model.num_layers, ledger.num_blocks, block_size, model.num_kv_heads, model.head_dim, host_blocks)
-    return shape, ledger
+def stored_bytes(stored: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a matrix as the file has it."""
+    if stored in BLOCKS:
+        import gguf
+
+        elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[stored]]
+        return math.prod(shape) // elements * size
+    return math.prod(shape) * (4 if stored == "F32" else 2)
+
+
+@hookimpl
+def register_executors(register: Register) -> None:
+    """Offer this executor as ``executor.use = "native"``."""
+    register("native", NativeExecutor)

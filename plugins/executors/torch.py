@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +16,11 @@ from ..models.checkpoint import open_model
 from ..models.foreign import ForeignFolder
 from ..settings import Config
 from .batch import StepBatch, build
+from .cores import usable_cores
 from .dtypes import Formats, resolve
+from .families import load_family
 from .foreign import load_foreign
 from .loaded import Loaded
-from .native import load_native
 from .packed_linear import has_bf16_instructions
 
 
@@ -36,13 +36,13 @@ class TorchExecutor:
         """Open the model, check that it fits, load it.  Raises ConfigError for whatever the operator can change."""
         config = self.config
         formats = resolve(config.executor, has_bf16_instructions())
-        threads = config.executor.threads or len(os.sched_getaffinity(0))
+        threads = config.executor.threads or usable_cores()
         torch.set_num_threads(threads)
         opened = open_model(config.model.path)
         if isinstance(opened, ForeignFolder):
             loaded = load_foreign(config, opened, formats, progress)
         else:
-            loaded = load_native(config, opened, formats, progress)
+            loaded = load_family(config, opened, formats, progress)
         self._loaded = loaded
         return self.info(loaded, f"torch {torch.__version__}, {threads} threads", formats)
 

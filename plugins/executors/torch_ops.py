@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from ..models.rope import Rotary
 from .batch import StepBatch
-from .dtypes import SCALE, Formats, quantise
+from .dtypes import SCALE, Formats, lazy_zeros, quantise
 from .ops import HeadShape, KVShape
 from .packed_linear import PackedLinear
 from .torch_views import MAX_GATHER_BYTES, DecodeRows, PrefillRow, View, Views
@@ -55,10 +55,10 @@ class TorchOps:
     ) -> None:
         self.heads, self.kv_shape, self.dtype = heads, kv, dtype
         pool = (kv.num_layers, kv.num_all_blocks * kv.num_kv_heads, kv.block_size * kv.head_dim)
-        self.keys, self.values = _zeros(pool, kv_dtype), _zeros(pool, kv_dtype)
+        self.keys, self.values = lazy_zeros(pool, kv_dtype), lazy_zeros(pool, kv_dtype)
         self.scales: tuple[torch.Tensor, ...] = ()  # of keys and of values ``[layer, block * kv_head, token]``
         if kv_dtype == torch.int8:
-            self.scales = _zeros((*pool[:2], kv.block_size), SCALE), _zeros((*pool[:2], kv.block_size), SCALE)
+            self.scales = lazy_zeros((*pool[:2], kv.block_size), SCALE), lazy_zeros((*pool[:2], kv.block_size), SCALE)
         self.rotary = Rotary(heads.rope, heads.head_dim)
         self._views = Views(heads, kv, dtype, kv_dtype.itemsize)
         self._windows = sorted({heads.window(layer) for layer in range(kv.num_layers)})
@@ -229,9 +229,3 @@ def workspace_bytes(model: LlamaConfig, limits: SchedulerConfig, max_context: in
     logits = min(limits.max_running, limits.token_budget) * model.vocab_size * 4
     one_prefill = 2 * max_context * model.q_size * max(formats.kv.itemsize, formats.compute.itemsize)
     return activations + logits + max(2 * MAX_GATHER_BYTES, one_prefill)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros whose pages are taken from the machine when they are first written: a pool of gigabytes costs nothing."""
-    bits = {4: np.int32, 2: np.int16, 1: np.int8}[dtype.itemsize]
-    return torch.from_numpy(np.zeros(shape, bits)).view(dtype)

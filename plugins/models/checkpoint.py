@@ -15,6 +15,7 @@ from ...core.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
+    from .blocks import Matrix
     from .config import LlamaConfig
     from .foreign import ForeignFolder
 
@@ -48,6 +49,12 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor, rows first, float32 or as stored.  May be a read-only view of the file."""
+
+    def stored(self, name: str) -> str:
+        """What one tensor is stored as, for instance ``BF16`` or ``Q4_1``."""
+
+    def matrix(self, name: str) -> Matrix:
+        """One tensor without loss of what it is stored as: blocks stay blocks."""
 
 
 def find_model(path: str | Path) -> Path:

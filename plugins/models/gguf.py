@@ -9,15 +9,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...core.errors import ConfigError
+from .blocks import BlockMatrix, Matrix
 from .checkpoint import check_tensors
 from .config import LlamaConfig
 from .config_gguf import check_architecture, from_gguf
 from .gguf_header import GgufTensor, read_header
+
+Rows = TypeVar("Rows", np.float32, np.int32)
 
 #: What the rotary frequencies are divided by: the way Llama 3's scaling is stored.
 _DIVISORS = "rope_freqs.weight"
@@ -116,7 +121,28 @@ class GgufCheckpoint:
         values = np.asarray(
             gguf.dequantize(data, gguf.GGMLQuantizationType(tensor.type.number)), dtype=np.float32
         ).reshape(tensor.shape)
-        if self._interleaved and (".q_proj." in name or ".k_proj." in name):
-            heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
-            values = values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        if self._pairs(name):
+            values = self._apart(name, values)
         return torch.from_numpy(np.array(values, order="C"))  # a copy: the map is read-only
+
+    def stored(self, name: str) -> str:
+        """What a tensor is stored as."""
+        return self._tensors[name].type.name
+
+    def matrix(self, name: str) -> Matrix:
+        """One tensor: a matrix of blocks as it is, anything else as numbers of the type it is stored as."""
+        tensor = self._tensors[name]
+        if len(tensor.shape) != 2 or tensor.type.name in ("F32", "F16", "BF16"):
+            return self.read(name).to(torch.bfloat16 if tensor.type.name == "BF16" else torch.float32)
+        rows, width = tensor.shape
+        order = self._apart(name, np.arange(rows, dtype=np.int32)) if self._pairs(name) else None
+        return BlockMatrix(tensor.type.name, (rows, width), tensor.data, order)
+
+    def _pairs(self, name: str) -> bool:
+        """Whether the rotary halves of a tensor's rows are interleaved."""
+        return self._interleaved and (".q_proj." in name or ".k_proj." in name)
+
+    def _apart(self, name: str, rows: NDArray[Rows]) -> NDArray[Rows]:
+        """Rows with the two halves of each head put behind each other."""
+        heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
+        return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

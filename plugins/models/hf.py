@@ -38,6 +38,7 @@ class FolderFiles:
         self.shapes: dict[str, tuple[int, ...]] = {}
         #: How many tensors there are of each stored type.
         self.types: Counter[str] = Counter()
+        self._stored: dict[str, str] = {}
         for file in self.files:
             handle = _open(file)
             for name in handle.keys():  # noqa: SIM118 -- the handle is not a mapping
@@ -47,6 +48,7 @@ class FolderFiles:
                         f"{file}: tensor {name!r} has type {part.get_dtype()}, supported are {', '.join(FLOATS)}"
                     )
                 self.types[part.get_dtype()] += 1
+                self._stored[name] = part.get_dtype()
                 self.shapes[name], self._where[name] = tuple(part.get_shape()), handle
         if absent := sorted(set(promised) - set(self.shapes)):
             raise ConfigError(f"{path / INDEX}: names tensors that no shard holds: {', '.join(absent[:5])}")
@@ -55,6 +57,12 @@ class FolderFiles:
         """One tensor as stored."""
         tensor: torch.Tensor = self._where[name].get_tensor(name)
         return tensor
+
+    matrix = read
+
+    def stored(self, name: str) -> str:
+        """What a tensor is stored as."""
+        return self._stored[name]
 
     def _weight_files(self) -> tuple[tuple[Path, ...], dict[str, str]]:
         """Files with weights, and tensor -> shard as the index promises (empty without an index)."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ...core.errors import ConfigError
+from .blocks import Matrix, Stacked
 from .config import LlamaConfig
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 #: Sees named intermediate results: ``hidden``, ``qkv``, ``q``, ``k``, ``v``, ``scores``, ``gate``, ``up``, ``logits``.
 Trace = Callable[[str, torch.Tensor], None]
-Read = Callable[[str], torch.Tensor]
+#: A tensor by canonical name; for backends that take them, matrices may come as ``blocks.BlockMatrix``.
+Read = Callable[[str], Any]
 
 
 class Layer(NamedTuple):
@@ -53,12 +55,8 @@ class Llama:
         ops, model = self.ops, self.config
 
         def packed(names: tuple[str, ...], biased: bool) -> Any:
-            weight, bias = (
-                joined([read(f"{prefix}{name}_proj.{part}") for name in names]) if wanted else None
-                for part, wanted in (("weight", True), ("bias", biased))
-            )
-            assert weight is not None
-            return ops.pack(weight, bias)
+            bias = joined([read(f"{prefix}{name}_proj.bias") for name in names]) if biased else None
+            return ops.pack(stacked([read(f"{prefix}{name}_proj.weight") for name in names]), bias)
 
         norms = [ops.vector(read(f"{prefix}self_attn.{part}_norm.weight")) for part in "qk" if model.qk_norm]
         return Layer(
@@ -103,6 +101,15 @@ class Llama:
     def _see(self, name: str, value: torch.Tensor) -> None:
         if self.trace:
             self.trace(name, value)
+
+
+def stacked(parts: list[Matrix]) -> Any:
+    """One matrix with the outputs of all ``parts``, in order: a tensor of numbers; blocks stay apart, for the backend
+    that asked for them."""
+    numbers = [part for part in parts if isinstance(part, torch.Tensor)]
+    if len(numbers) == len(parts):
+        return joined(numbers)
+    return parts[0] if len(parts) == 1 else Stacked(parts)
 
 
 def joined(parts: list[torch.Tensor]) -> torch.Tensor:

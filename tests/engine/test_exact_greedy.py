@@ -15,6 +15,7 @@ from tests.support import one_second
 
 from mainspring.core.config import AllocatorConfig, ExecutorConfig
 from mainspring.core.messages import SamplingParams, Submit
+from mainspring.plugins.executors.native import NativeExecutor
 from mainspring.plugins.executors.torch import TorchExecutor
 from mainspring.plugins.models.embedded import default_model_path
 from mainspring.plugins.settings import Config, SchedulerConfig
@@ -34,6 +35,7 @@ def run(
     allocator: str = "prefix",
     num_blocks: int = 0,
     depth: Literal[1, 2] = 1,
+    executor: type[TorchExecutor] = TorchExecutor,
 ) -> Simulator:
     """All cases, each at its virtual arrival time, through scheduler, allocator, sampler and the float32 model."""
     config = Config(
@@ -42,7 +44,7 @@ def run(
         allocator=AllocatorConfig(use=allocator, block_size=block_size, num_blocks=num_blocks or 12_288 // block_size),
         executor=ExecutorConfig(use="torch", dtype="fp32", weights="fp32", kv_dtype="fp32"),
     )
-    sim = Simulator(config, TorchExecutor(None, config), one_second, sampler="standard")
+    sim = Simulator(config, executor(None, config), one_second, sampler="standard")
     sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     for index, (case, moment) in enumerate(zip(CASES, arrivals, strict=True)):
         sim.at(moment, Submit(str(index), tuple(case["prompt_ids"]), sampling))
@@ -84,6 +86,11 @@ def test_together(token_budget: int, block_size: int) -> None:
     )
 
 
+@pytest.mark.parametrize(("token_budget", "block_size", "depth"), [(8, 16, 2), (33, 1, 1), (512, 4, 2)])
+def test_together_on_the_native_kernels(token_budget: int, block_size: int, depth: Literal[1, 2]) -> None:
+    run(staggered(), token_budget=token_budget, block_size=block_size, depth=depth, executor=NativeExecutor)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("token_budget", [8, 33, 512])
@@ -94,7 +101,8 @@ def test_together_at_the_other_depth(token_budget: int, block_size: int) -> None
 @pytest.mark.parametrize("depth", [1, 2])
 def test_preempted(depth: Literal[1, 2]) -> None:
     """A-05: a pool that holds less than half of what is wanted at once."""
-    sim = run([0.0] * len(CASES), num_blocks=150, depth=depth)
+    executor = NativeExecutor if depth == 2 else TorchExecutor
+    sim = run([0.0] * len(CASES), num_blocks=150, depth=depth, executor=executor)
     assert sim.actors.host.stats()["preemptions"] >= 5
 
 

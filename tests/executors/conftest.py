@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.native_kernels import native_library
 
 from mainspring.core.config import AllocatorConfig, ExecutorConfig
 from mainspring.core.messages import GrantedRow, StepLaunch, StepResult
 from mainspring.core.policy import ExecutorInfo, SampleOutput
+from mainspring.plugins.executors.native import NativeExecutor
 from mainspring.plugins.executors.torch import TorchExecutor
 from mainspring.plugins.models.tiny import write_tiny_model
 from mainspring.plugins.settings import Config, ModelConfig
@@ -84,10 +86,19 @@ class Driver:
 
 
 Start = Callable[..., Driver]
+BACKENDS: dict[str, type[TorchExecutor]] = {"torch": TorchExecutor, "native": NativeExecutor}
+
+
+@pytest.fixture(params=list(BACKENDS), scope="module")
+def backend(request: pytest.FixtureRequest) -> type[TorchExecutor]:
+    """Each executor that this machine has."""
+    if request.param == "native":
+        native_library()
+    return BACKENDS[request.param]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(backend: type[TorchExecutor]) -> Iterator[Start]:
     """``start(path, block_size=4, num_blocks=64, **executor options)`` -> a Driver over a loaded executor."""
     executors = []
 
@@ -99,7 +110,7 @@ def start() -> Iterator[Start]:
             allocator=AllocatorConfig(block_size=block_size, num_blocks=num_blocks),
             model=ModelConfig(path=str(path), max_context=max_context),
         )
-        executor = TorchExecutor(None, config)
+        executor = backend(None, config)
         executors.append(executor)
         info = executor.load(print)
         assert isinstance(info, ExecutorInfo) and info.num_blocks == num_blocks

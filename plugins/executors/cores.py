@@ -1,0 +1,28 @@
+"""How many cores this process may really use."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
+    """By affinity, and by the CPU quota of the process's control groups: a container with ``--cpus 1`` on a large
+    machine gets 1.  At least 1."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        own = [line.split(":", 2)[2].lstrip("/") for line in (proc / "self/cgroup").read_text().splitlines()]
+    except (OSError, IndexError):
+        own = []
+    folders = {cgroup}
+    for part in own:
+        folder = cgroup / part
+        folders |= {folder, *(parent for parent in folder.parents if cgroup in parent.parents)}
+    for folder in folders:
+        try:
+            quota, period = (folder / "cpu.max").read_text().split()
+            cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
+        except (OSError, ValueError):
+            continue  # absent, or "max": no limit at this level
+    return cores

@@ -1,0 +1,349 @@
+"""The native backend: the operators, and the whole step, in C++ with float32 activations between them.
+
+Matrices are kept as float32, as bf16, or in groups of 32 inputs of 4 or 8 bits; blocks of a GGUF file go in as they
+are.  Grouped ones meet activations of 16 bits (or of 8, where 4-bit weights and ``int8`` ask for it) with a scale for
+every 32, multiplied in integers without rounding.  A row's result is the same to the bit whatever else is in the step,
+however its prompt is cut, and with any number of threads.
+
+Everything is checked here before its address is handed over: a wrong argument is an exception, never a crash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...core.errors import EngineFault
+from ..models.blocks import BlockMatrix, Matrix, Stacked, parts_of
+from ..models.rope import Rotary
+from . import native_abi as abi
+from .batch import Ints, StepBatch
+from .dtypes import SCALE, lazy_zeros
+from .ops import HeadShape, KVShape
+
+KV_FORMATS = {
+    torch.float32: abi.KV_F32,
+    torch.float16: abi.KV_F16,
+    torch.bfloat16: abi.KV_BF16,
+    torch.int8: abi.KV_INT8,
+}
+SOURCES = {torch.float32: abi.SRC_F32, torch.float16: abi.SRC_F16, torch.bfloat16: abi.SRC_BF16}
+#: GGML type -> how it comes in, and how it is kept as it is.
+BLOCKS = {
+    "Q4_0": (abi.SRC_Q4_0, abi.Q4_HALF),
+    "Q4_1": (abi.SRC_Q4_1, abi.Q4_HALF),
+    "Q8_0": (abi.SRC_Q8_0, abi.Q8_HALF),
+    "Q4_K": (abi.SRC_Q4_K, abi.Q4_FLOAT),
+    "Q6_K": (abi.SRC_Q6_K, abi.Q8_FLOAT16),
+}
+#: Weight format -> how a matrix of numbers is kept; ``file``: as its own type says.
+FORMATS = {"fp32": abi.FLOAT32, "bf16": abi.BFLOAT16, "q8": abi.Q8_HALF, "q4": abi.Q4_HALF}
+#: How a type of numbers is called in files.
+STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_ROPE_STEP = 1024
+
+
+def kept_format(stored: str, weights: str) -> int:
+    """How a matrix that the file keeps as ``stored`` is packed, by the weight format."""
+    if stored in BLOCKS:
+        return BLOCKS[stored][1]
+    return FORMATS[weights] if weights != "file" else abi.BFLOAT16 if stored == "BF16" else abi.FLOAT32
+
+
+class NativeMatrix:
+    """A packed matrix; ``struct`` is what C++ sees of it."""
+
+    def __init__(self, segments: list[abi.Segment], kept: list[Any], int8: bool) -> None:
+        self._segments = (abi.Segment * len(segments))(*segments)
+        self._kept = kept  # whatever the addresses point into
+        self.nbytes = sum(part.nbytes for part in kept)
+        self.outputs, self.inputs = sum(part.outputs for part in segments), segments[0].inputs
+        self.struct = abi.Linear(self._segments, len(segments), self.outputs, self.inputs, int(int8))
+
+
+class NativeTable:
+    """The embedding as it came; read where it lies, which may be a mapped file."""
+
+    def __init__(self, weight: Matrix) -> None:
+        self._kept = weight
+        source, address, row_bytes = _rows_of(weight)
+        self.nbytes = row_bytes * weight.shape[0]
+        self.rows = weight.shape[0]
+        self.struct = abi.Table(address, row_bytes, source, weight.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class NativeBatch:
+    """A step that has been checked; ``struct`` points into the other fields."""
+
+    struct: abi.Batch
+    arrays: tuple[Any, ...]
+    num_tokens: int
+    logits_rows: Ints | None
+
+
+class NativeOps:
+    """Implements ``Ops`` in float32 activations; see there for each operator's contract.  One caller at a time."""
+
+    dtype = torch.float32
+
+    def __init__(
+        self,
+        heads: HeadShape,
+        kv: KVShape,
+        kv_dtype: torch.dtype = torch.float32,
+        *,
+        library: Any,
+        threads: int = 1,
+        weights: str = "fp32",
+        int8_activations: bool = False,
+    ) -> None:
+        """``weights``: how matrices of numbers are kept, ``file`` or a key of ``FORMATS``; blocks stay as they are."""
+        self.heads, self.kv_shape, self.weights, self.int8 = heads, kv, weights, int8_activations
+        self._library = library
+        self._engine = library.ms_open(threads)
+        self._lanes = library.ms_lanes()
+        padded = -(-kv.head_dim // self._lanes) * self._lanes
+        pool = (kv.num_layers, kv.num_all_blocks, kv.num_kv_heads, kv.block_size, padded)
+        self.keys, self.values = lazy_zeros(pool, kv_dtype), lazy_zeros(pool, kv_dtype)
+        self.scales: tuple[torch.Tensor, ...] = ()  # of keys and of values, one for each head of each token
+        if kv_dtype == torch.int8:
+            self.scales = lazy_zeros(pool[:-1], SCALE), lazy_zeros(pool[:-1], SCALE)
+        scales: list[int | None] = [part.data_ptr() for part in self.scales]
+        self.kv = abi.KV(
+            self.keys.data_ptr(), self.values.data_ptr(), *(scales or [None, None]), KV_FORMATS[kv_dtype],
+            kv.num_all_blocks, kv.block_size, kv.num_kv_heads, kv.head_dim, padded,
+        )  # fmt: skip
+        self.rotary = Rotary(heads.rope, heads.head_dim)
+        self._cos, self._sin = (np.empty((0, heads.head_dim // 2), np.float32) for _ in range(2))
+        self._weight_bytes = 0
+
+    def close(self) -> None:
+        """End the threads; nothing may be called afterwards."""
+        if self._engine:
+            self._library.ms_close(self._engine)
+            self._engine = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_engine", None):
+            self.close()
+
+    # --- weights ---
+
+    def weight_bytes(self) -> int:
+        return self._weight_bytes
+
+    def table(self, weight: Matrix) -> NativeTable:
+        made = NativeTable(weight)
+        self._weight_bytes += made.nbytes
+        return made
+
+    def vector(self, weight: torch.Tensor) -> torch.Tensor:
+        kept = weight.to(self.dtype).contiguous().clone()
+        self._weight_bytes += kept.nbytes
+        return kept
+
+    def pack(self, weight: Matrix | Stacked, bias: torch.Tensor | None = None) -> NativeMatrix:
+        segments: list[abi.Segment] = []
+        kept: list[Any] = []
+        first = 0
+        offsets = None if bias is None else bias.to(self.dtype).contiguous().clone()
+        for part in parts_of(weight):
+            segment, data = self._pack(part, first)
+            if offsets is not None:
+                segment.bias = offsets.data_ptr() + 4 * first
+            segments.append(segment)
+            kept.append(data)
+            first += part.shape[0]
+        if offsets is not None:
+            kept.append(offsets)
+        made = NativeMatrix(segments, kept, self.int8)
+        self._weight_bytes += made.nbytes
+        return made
+
+    def _pack(self, part: Matrix, first: int) -> tuple[abi.Segment, NDArray[np.uint8]]:
+        outputs, inputs = part.shape
+        kept_as = kept_format(part.type if isinstance(part, BlockMatrix) else STORED[part.dtype], self.weights)
+        data = abi.aligned(self._library.ms_segment_bytes(kept_as, outputs, inputs))
+        segment = abi.Segment(data.ctypes.data, None, kept_as, outputs, inputs, first)
+        if not isinstance(part, BlockMatrix):
+            part = part.contiguous()
+        source, address, row_bytes = _rows_of(part)
+        order = part.order if isinstance(part, BlockMatrix) else None
+        if order is not None:
+            order = np.ascontiguousarray(order, np.int32)
+            if order.shape != (outputs,) or order.min() < 0 or order.max() >= outputs:
+                raise EngineFault(f"an order of rows of shape {order.shape} for {outputs} rows")
+        at = None if order is None else order.ctypes.data
+        self._library.ms_pack(self._engine, segment, source, address, row_bytes, at)
+        return segment, data
+
+    # --- a step ---
+
+    def prepare(self, batch: StepBatch) -> NativeBatch:
+        rows, tokens = len(batch.context_lens), batch.num_tokens
+        self._check_batch(batch, rows, tokens)
+        self._turn_up_to(int(batch.positions.max(initial=0)) + 1)
+        arrays: tuple[Any, ...] = tuple(
+            np.ascontiguousarray(part, np.int32)
+            for part in (
+                batch.ids, batch.positions, batch.slot_mapping, batch.cu_seqlens, batch.context_lens,
+                batch.block_tables, batch.logits_rows,
+            )
+        )  # fmt: skip
+        arrays = (*arrays, self._cos, self._sin)
+        sampling = len(batch.logits_rows)
+        struct = abi.Batch(*(part.ctypes.data for part in arrays), tokens, rows, batch.block_tables.shape[1], sampling)
+        return NativeBatch(struct, arrays, tokens, batch.logits_rows if sampling else None)
+
+    def _check_batch(self, batch: StepBatch, rows: int, tokens: int) -> None:
+        """Whatever C++ uses as an index is within what it indexes.  Raises EngineFault."""
+        kv, cu, context, tables = self.kv_shape, batch.cu_seqlens, batch.context_lens, batch.block_tables
+        shapes = (batch.positions.shape, batch.slot_mapping.shape, cu.shape, tables.shape[:1], tables.ndim)
+        if shapes != ((tokens,), (tokens,), (rows + 1,), (rows,), 2) or batch.logits_rows.ndim != 1:
+            raise EngineFault(f"arrays of a step do not fit each other: {tokens} tokens, {rows} rows, {shapes}")
+        counts = np.diff(cu)
+        if cu[0] != 0 or cu[-1] != tokens or (counts < 1).any():
+            raise EngineFault(f"cu_seqlens {cu.tolist()} do not cut {tokens} tokens into rows")
+        if not tokens:
+            return
+        last = batch.positions[cu[1:] - 1]
+        real = context > 0
+        wanted = np.arange(tokens) - np.repeat(cu[1:] - 1, counts) + np.repeat(last, counts)
+        if (context < 0).any() or (batch.positions != wanted).any() or (last[real] + 1 != context[real]).any():
+            raise EngineFault("positions of a row do not end where its context does")
+        if (batch.positions < 0).any() or context.max() > tables.shape[1] * kv.block_size:
+            raise EngineFault(f"a context of {context.max()} tokens, tables of {tables.shape[1]} blocks")
+        used = np.arange(tables.shape[1]) * kv.block_size < context[:, None]
+        if used.any() and not 0 <= tables[used].min() <= tables[used].max() < kv.num_blocks:
+            raise EngineFault(f"a block outside the pool of {kv.num_blocks}")
+        if batch.slot_mapping.min() < -1 or batch.slot_mapping.max() >= kv.num_blocks * kv.block_size:
+            raise EngineFault(f"a slot outside the pool of {kv.num_blocks} blocks of {kv.block_size}")
+        sampling = batch.logits_rows
+        if sampling.size and not 0 <= sampling.min() <= sampling.max() < tokens:
+            raise EngineFault(f"a row to sample outside {tokens} tokens")
+
+    def _turn_up_to(self, positions: int) -> None:
+        """Cosines and sines for so many positions: made in steps that double, kept."""
+        known = len(self._cos)
+        if positions <= known:
+            return
+        wanted = max(positions, 2 * known, _ROPE_STEP)
+        cos, sin = self.rotary.cos_sin(np.arange(known, wanted))
+        self._cos = np.concatenate([self._cos, cos.numpy()])
+        self._sin = np.concatenate([self._sin, sin.numpy()])
+
+    def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
+        for source, target in copies:
+            for pool in (self.keys, self.values, *self.scales):
+                pool[:, target] = pool[:, source]
+
+    # --- operators ---
+
+    def embed(self, table: NativeTable, batch: NativeBatch) -> torch.Tensor:
+        ids: Ints = batch.arrays[0]
+        check_ids(ids, table.rows)
+        out = torch.empty(batch.num_tokens, table.struct.width)
+        self._library.ms_embed(self._engine, table.struct, ids.ctypes.data, len(ids), out.data_ptr())
+        return out
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self._checked(x if residual is None else x + residual, len(weight))
+        out = torch.empty_like(x)
+        self._library.ms_rms_norm(
+            self._engine, x.data_ptr(), weight.data_ptr(), len(x), len(weight), eps, out.data_ptr()
+        )
+        return out, x
+
+    def linear(self, x: torch.Tensor, weight: NativeMatrix) -> torch.Tensor:
+        x = self._checked(x, weight.inputs)
+        out = torch.empty(len(x), weight.outputs)
+        self._library.ms_linear(self._engine, weight.struct, x.data_ptr(), len(x), out.data_ptr())
+        return out
+
+    def norm_heads(self, qkv: torch.Tensor, query: torch.Tensor, key: torch.Tensor, eps: float) -> torch.Tensor:
+        heads = self.heads
+        qkv = self._checked(qkv, self._qkv_width())
+        if query.shape != (heads.head_dim,) or key.shape != (heads.head_dim,):
+            raise EngineFault(f"norms of heads of {heads.head_dim} have shapes {query.shape}, {key.shape}")
+        self._library.ms_norm_heads(
+            self._engine, qkv.data_ptr(), len(qkv), heads.num_heads, heads.num_kv_heads, heads.head_dim,
+            query.data_ptr(), key.data_ptr(), eps,
+        )  # fmt: skip
+        return qkv
+
+    def rope_and_write(self, qkv: torch.Tensor, layer: int, batch: NativeBatch) -> torch.Tensor:
+        qkv = self._checked(qkv, self._qkv_width(), batch)
+        self._check_layer(layer)
+        heads = self.heads
+        self._library.ms_rope_and_write(self._engine, qkv.data_ptr(), heads.num_heads, self.kv, layer, batch.struct)
+        return qkv[:, : heads.num_heads * heads.head_dim].reshape(len(qkv), heads.num_heads, heads.head_dim)
+
+    def attention(self, q: torch.Tensor, layer: int, batch: NativeBatch) -> torch.Tensor:
+        width = self.heads.num_heads * self.heads.head_dim
+        q = self._checked(q.reshape(len(q), -1), width, batch)
+        self._check_layer(layer)
+        out = torch.empty(len(q), width)
+        self._library.ms_attention(
+            self._engine, q.data_ptr(), self.heads.num_heads, self.kv, layer, self.heads.window(layer), batch.struct,
+            out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        width = gate_up.shape[-1] // 2
+        gate_up = self._checked(gate_up, 2 * width)
+        out = torch.empty(len(gate_up), width)
+        self._library.ms_silu_mul(self._engine, gate_up.data_ptr(), len(gate_up), width, out.data_ptr())
+        return out
+
+    def select(self, x: torch.Tensor, batch: NativeBatch) -> torch.Tensor:
+        return x if batch.logits_rows is None else x.index_select(0, torch.from_numpy(batch.logits_rows))
+
+    def logits(self, x: torch.Tensor, head: NativeMatrix) -> torch.Tensor:
+        return self.linear(x, head)
+
+    def step(self, model: abi.Model, batch: NativeBatch) -> torch.Tensor | None:
+        """All layers in one call; ``model`` as ``native_step`` makes it."""
+        check_ids(batch.arrays[0], model.vocab)
+        sampling = batch.logits_rows
+        out = torch.empty(0 if sampling is None else len(sampling), model.vocab)
+        if batch.num_tokens:
+            self._library.ms_step(self._engine, model, batch.struct, out.data_ptr())
+        return None if sampling is None else out
+
+    def _qkv_width(self) -> int:
+        return (self.heads.num_heads + 2 * self.heads.num_kv_heads) * self.heads.head_dim
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.kv_shape.num_layers:
+            raise EngineFault(f"layer {layer} of {self.kv_shape.num_layers}")
+
+    def _checked(self, x: torch.Tensor, width: int, batch: NativeBatch | None = None) -> torch.Tensor:
+        """``x`` as rows of ``width`` floats, one for each token of ``batch``.  Raises EngineFault."""
+        if x.ndim != 2 or x.shape[1] != width or x.dtype != self.dtype or x.device.type != "cpu":
+            raise EngineFault(f"expected float32 rows of {width}, got {x.dtype} {list(x.shape)} on {x.device}")
+        if batch is not None and len(x) != batch.num_tokens:
+            raise EngineFault(f"{len(x)} rows for a step of {batch.num_tokens} tokens")
+        return x.contiguous()
+
+
+def check_ids(ids: Ints, vocab_size: int) -> None:
+    """Raises EngineFault."""
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise EngineFault(f"an id outside the vocabulary of {vocab_size}")
+
+
+def _rows_of(weight: Matrix) -> tuple[int, int, int]:
+    """(source, address, bytes of a row) of contiguous rows."""
+    if isinstance(weight, BlockMatrix):
+        return BLOCKS[weight.type][0], weight.data.ctypes.data, weight.data.shape[1]
+    if weight.dtype not in SOURCES or not weight.is_contiguous() or weight.ndim != 2:
+        raise EngineFault(f"a matrix of {weight.dtype} {list(weight.shape)} cannot be packed")
+    return SOURCES[weight.dtype], weight.data_ptr(), weight.shape[1] * weight.element_size()

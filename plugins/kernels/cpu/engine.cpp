@@ -1,0 +1,330 @@
+// One step of a Llama-like network in one call, and each of its operators by itself.
+#include "attention.hpp"
+#include "linear.hpp"
+#include "pool.hpp"
+#include <memory>
+
+using namespace ms;
+
+namespace {
+
+typedef Pool::Walk Walk;
+
+class Buffer {                                      // aligned, grows, never shrinks
+    std::vector<char> bytes;
+public:
+    template <class T> T *get(size_t count) {
+        if (bytes.size() < count * sizeof(T) + 64) bytes.resize(count * sizeof(T) + 64);
+        return (T *)(((uintptr_t)bytes.data() + 63) & ~(uintptr_t)63);
+    }
+    size_t size() const { return bytes.size(); }
+};
+
+struct View { Walk &walk; int thread; };
+
+class Engine {
+public:
+    Pool pool;
+    explicit Engine(int threads) : pool(threads), scratch(threads), rows(threads) {}
+
+    // --- phases: called by all threads of a job
+
+    // A few rows each; with `pieces`, rows in that many pieces of whole groups.
+    template <class F> void by_rows(View v, int count, F f) const {
+        int parts = std::min(count, pool.num_threads == 1 ? 1 : 4 * pool.num_threads);
+        Pool::parts(v.walk, parts, [&](int i) {
+            for (int r = (int)((long)count * i / parts); r < (int)((long)count * (i + 1) / parts); r++) f(r);
+        });
+    }
+
+    void linear(View v, const Linear &l, const Activations &a, int num_rows, Out out) const {
+        int parts = std::min(panels_of(l), pool.num_threads == 1 ? 1 : 4 * pool.num_threads);
+        Pool::parts(v.walk, parts, [&](int i) { linear_part(l, a, num_rows, out, i, parts); });
+    }
+
+    float *row_buffer(View v, int width) {          // of this thread, zero behind what was written last
+        auto &buffer = rows[v.thread];
+        size_t need = (size_t)rounded_up(width, GROUP) + 16;
+        if (buffer.size() < need) buffer.resize(need);
+        return (float *)(((uintptr_t)buffer.data() + 63) & ~(uintptr_t)63);
+    }
+
+    void quantise(View v, const float *x, size_t stride, const int32_t *chosen, int count, int width, const Activations &a) {
+        by_rows(v, count, [&](int r) {
+            float *y = row_buffer(v, width + GROUP);
+            memcpy(y, x + (chosen ? chosen[r] : r) * stride, 4 * (size_t)width);
+            std::fill(y + width, y + a.width, 0.f);
+            store_activation_row(y, a, r);
+        });
+    }
+
+    void norm(View v, const float *x, size_t stride, const int32_t *chosen, int count, int width, const float *weight,
+              float eps, const Activations &a) {
+        by_rows(v, count, [&](int r) {
+            float *y = row_buffer(v, width + GROUP);
+            rms_norm_row(x + (chosen ? chosen[r] : r) * stride, weight, width, eps, y);
+            std::fill(y + width, y + a.width, 0.f);
+            store_activation_row(y, a, r);
+        });
+    }
+
+    void silu(View v, const float *gate_up, int count, int width, const Activations &a) {
+        by_rows(v, count, [&](int r) {
+            float *y = row_buffer(v, width + GROUP);
+            const float *x = gate_up + (size_t)r * 2 * width;
+            silu_mul_row(x, x + width, width, y);
+            std::fill(y + width, y + a.width, 0.f);
+            store_activation_row(y, a, r);
+        });
+    }
+
+    static void head_norms(float *row, const Heads &h, const float *query, const float *key, float eps) {
+        for (int i = 0; i < h.num_heads + h.num_kv_heads; i++) {
+            float *x = row + (size_t)i * h.dim;
+            rms_norm_row(x, i < h.num_heads ? query : key, h.dim, eps, x);
+        }
+    }
+
+    void rope_and_write(View v, float *qkv, const Heads &h, const KV &kv, int layer, const Batch &b, const Layer *norms, float eps) {
+        size_t width = (size_t)(h.num_heads + 2 * h.num_kv_heads) * h.dim;
+        by_rows(v, b.num_tokens, [&](int t) {
+            float *row = qkv + t * width;
+            if (norms) head_norms(row, h, norms->query_norm, norms->key_norm, eps);
+            int half = h.dim / 2;
+            const float *cos = b.cos + (size_t)b.positions[t] * half, *sin = b.sin + (size_t)b.positions[t] * half;
+            for (int i = 0; i < h.num_heads + h.num_kv_heads; i++) rotate_head(row + (size_t)i * h.dim, half, cos, sin);
+            if (b.slots[t] < 0) return;
+            int block = b.slots[t] / kv.block_size, at = b.slots[t] % kv.block_size;
+            for (int i = 0; i < h.num_kv_heads; i++) {
+                const float *key = row + (size_t)(h.num_heads + i) * h.dim, *value = key + (size_t)h.num_kv_heads * h.dim;
+                size_t slot = slot_offset(kv, layer, block, i, at);
+                write_head(kv, kv.keys, kv.key_scales, slot, key), write_head(kv, kv.values, kv.value_scales, slot, value);
+            }
+        });
+    }
+
+    // --- attention: the same units and spans for every layer of a step
+
+    void plan(const Batch &b, const Heads &h) {
+        units.clear(), spans.clear(), dummies.clear();
+        int longest = 1, most = std::max(1, UNIT_ROWS / h.group) * h.group;
+        if (h.group > UNIT_ROWS) most = UNIT_ROWS;
+        for (int row = 0; row < b.num_rows; row++) {
+            int from = b.cu_seqlens[row], count = b.cu_seqlens[row + 1] - from;
+            if (b.context_lens[row] == 0) {
+                for (int t = 0; t < count; t++) dummies.push_back(from + t);
+                continue;
+            }
+            for (int head = 0; head < h.num_kv_heads; head++)
+                for (int first = 0; first < count * h.group; first += most)
+                    units.push_back({row, head, first, std::min(most, count * h.group - first)});
+            longest = std::max(longest, (b.context_lens[row] + SPAN - 1) / SPAN);
+        }
+        // Few units of several spans: spread the spans, so that one long context keeps all threads busy.
+        apart = longest > 1 && pool.num_threads > 1 && (int)units.size() < 8 * pool.num_threads;
+        if (!apart) return;
+        for (int u = 0; u < (int)units.size(); u++) {
+            int last = b.positions[b.cu_seqlens[units[u].row] + (units[u].first + units[u].count - 1) / h.group] / SPAN;
+            begins.resize(u + 1), begins[u] = (int)spans.size();
+            for (int i = 0; i <= last; i++) spans.push_back({u, i});
+        }
+        partials.get<float>(spans.size() * Partial::floats(h.padded));
+    }
+
+    void attend(View v, const Attention &a) {
+        Scratch &own = scratch[v.thread];
+        own.reserve(a.heads.padded);
+        size_t size = Partial::floats(a.heads.padded);
+        by_rows(v, (int)dummies.size(), [&](int i) {
+            memset(a.out + dummies[i] * a.out_stride, 0, 4 * (size_t)a.heads.num_heads * a.heads.dim);
+        });
+        if (!apart) {
+            Pool::parts(v.walk, (int)units.size(), [&](int i) {
+                const Unit &u = units[i];
+                int from = a.first_span(u), last = a.last_span(u);
+                a.span(u, from, own, Partial(own.joined));
+                for (int s = from + 1; s <= last; s++) {
+                    a.span(u, s, own, Partial(own.mine));
+                    a.fold(u, Partial(own.joined), Partial(own.mine), false);
+                }
+                a.finish(u, Partial(own.joined));
+            });
+            return;
+        }
+        float *all = partials.get<float>(0);
+        Pool::parts(v.walk, (int)spans.size(), [&](int i) {
+            const Unit &u = units[spans[i].unit];
+            if (spans[i].index >= a.first_span(u)) a.span(u, spans[i].index, own, Partial(all + i * size));
+        });
+        Pool::parts(v.walk, (int)units.size(), [&](int i) {
+            const Unit &u = units[i];
+            int from = a.first_span(u), last = a.last_span(u);
+            Partial joined(all + (begins[i] + from) * size);
+            for (int s = from + 1; s <= last; s++) a.fold(u, joined, Partial(all + (begins[i] + s) * size), false);
+            a.finish(u, joined);
+        });
+    }
+
+    // --- activations: one buffer for each form, shared by all matrices of a step
+
+    Activations activations(const Linear &l, int num_rows) {
+        Activations a = {};
+        a.need = need_of(l), a.groups = (l.inputs + GROUP - 1) / GROUP, a.width = a.groups * GROUP;
+        size_t words = (size_t)num_rows * a.width, scales = (size_t)num_rows * a.groups;
+        if (a.need & FLOATS) a.floats = floats.get<float>(words);
+        if (a.need & WORDS16) {
+            a.words16 = words16.get<int32_t>(words / 2 + 2 * scales);
+            a.scale16 = (float *)(a.words16 + words / 2), a.sum16 = a.scale16 + scales;
+        }
+        if (a.need & WORDS8) {
+            a.words8 = words8.get<int32_t>(words / 4 + 2 * scales);
+            a.scale8 = (float *)(a.words8 + words / 4), a.sum8 = a.scale8 + scales;
+        }
+        return a;
+    }
+
+    void step(const Model &m, const Batch &b, float *logits) {
+        const KV &kv = m.kv;
+        Heads h = {m.num_heads, kv.num_kv_heads, kv.head_dim, kv.padded_dim, m.num_heads / kv.num_kv_heads};
+        int n = b.num_tokens, hidden = m.hidden, q_width = h.num_heads * h.dim, qkv_width = (h.num_heads + 2 * h.num_kv_heads) * h.dim;
+        float *x = hidden_buffer.get<float>((size_t)n * hidden), *qkv = qkv_buffer.get<float>((size_t)n * qkv_width);
+        float *att = attention_buffer.get<float>((size_t)n * q_width), *ff = ffn_buffer.get<float>((size_t)n * 2 * m.ffn);
+        for (int i = 0; i < m.num_layers; i++)      // the buffers are as large as any layer wants before pointers are taken
+            for (const Linear *l : {&m.layers[i].qkv, &m.layers[i].output, &m.layers[i].gate_up, &m.layers[i].down})
+                activations(*l, n);
+        activations(m.head, b.num_logits);
+        plan(b, h);
+        pool.run([&](Walk &walk, int thread) {
+            View v{walk, thread};
+            by_rows(v, n, [&](int t) { embed(m.embedding, b.ids[t], x + (size_t)t * hidden); });
+            for (int i = 0; i < m.num_layers; i++) {
+                const Layer &l = m.layers[i];
+                Activations a = activations(l.qkv, n);
+                norm(v, x, hidden, nullptr, n, hidden, l.input_norm, m.eps, a);
+                linear(v, l.qkv, a, n, {qkv, (size_t)qkv_width, false});
+                rope_and_write(v, qkv, h, kv, i, b, l.query_norm ? &l : nullptr, m.eps);
+                attend(v, {qkv, att, (size_t)qkv_width, (size_t)q_width, b, kv, h, i, l.window});
+                a = activations(l.output, n);
+                quantise(v, att, q_width, nullptr, n, q_width, a);
+                linear(v, l.output, a, n, {x, (size_t)hidden, true});
+                a = activations(l.gate_up, n);
+                norm(v, x, hidden, nullptr, n, hidden, l.ffn_norm, m.eps, a);
+                linear(v, l.gate_up, a, n, {ff, (size_t)2 * m.ffn, false});
+                a = activations(l.down, n);
+                silu(v, ff, n, m.ffn, a);
+                linear(v, l.down, a, n, {x, (size_t)hidden, true});
+            }
+            Activations a = activations(m.head, b.num_logits);
+            norm(v, x, hidden, b.logits_rows, b.num_logits, hidden, m.norm, m.eps, a);
+            if (b.num_logits) linear(v, m.head, a, b.num_logits, {logits, (size_t)m.vocab, false});
+        });
+    }
+
+    static void embed(const Table &t, int id, float *to) {
+        read_row(t.source, (const char *)t.rows + id * t.row_bytes, t.width, to);
+    }
+
+private:
+    struct Span { int unit, index; };
+    Buffer hidden_buffer, qkv_buffer, attention_buffer, ffn_buffer, floats, words16, words8, partials;
+    std::vector<Scratch> scratch;
+    std::vector<std::vector<float>> rows;
+    std::vector<Unit> units;
+    std::vector<Span> spans;
+    std::vector<int> begins, dummies;
+    bool apart = false;
+};
+
+}  // namespace
+
+// What Python calls.  One caller at a time per engine; every function returns when its work is done.
+extern "C" {
+
+int ms_lanes() { return LANES; }
+Engine *ms_open(int threads) { return new Engine(threads); }
+void ms_close(Engine *e) { delete e; }
+int64_t ms_segment_bytes(int format, int outputs, int inputs) {
+    return (int64_t)panel_bytes(format, inputs) * ((outputs + PANEL - 1) / PANEL);
+}
+
+// order: source row of each output, or null.
+void ms_pack(Engine *e, const Segment *s, int source, const void *rows, int64_t row_bytes, const int32_t *order) {
+    e->pool.run([&](Walk &walk, int thread) {
+        View v{walk, thread};
+        // Panels, not rows: two threads never write the same line.
+        e->by_rows(v, panels_of(*s), [&](int p) {
+            for (int n = p * PANEL; n < std::min(s->outputs, (p + 1) * PANEL); n++)
+                pack_row(*s, n, source, (const char *)rows + (order ? order[n] : n) * row_bytes, e->row_buffer(v, s->inputs + GROUP));
+        });
+    });
+}
+
+void ms_embed(Engine *e, const Table *t, const int32_t *ids, int count, float *out) {
+    e->pool.run([&](Walk &walk, int thread) {
+        e->by_rows({walk, thread}, count, [&](int i) { Engine::embed(*t, ids[i], out + (size_t)i * t->width); });
+    });
+}
+
+void ms_rms_norm(Engine *e, const float *x, const float *weight, int count, int width, float eps, float *out) {
+    e->pool.run([&](Walk &walk, int thread) {
+        e->by_rows({walk, thread}, count, [&](int i) { rms_norm_row(x + (size_t)i * width, weight, width, eps, out + (size_t)i * width); });
+    });
+}
+
+void ms_linear(Engine *e, const Linear *l, const float *x, int count, float *out) {
+    Activations a = e->activations(*l, count);
+    e->pool.run([&](Walk &walk, int thread) {
+        View v{walk, thread};
+        e->quantise(v, x, l->inputs, nullptr, count, l->inputs, a);
+        e->linear(v, *l, a, count, {out, (size_t)l->outputs, false});
+    });
+}
+
+void ms_rope_and_write(Engine *e, float *qkv, int num_heads, const KV *kv, int layer, const Batch *b) {
+    Heads h = {num_heads, kv->num_kv_heads, kv->head_dim, kv->padded_dim, num_heads / kv->num_kv_heads};
+    e->pool.run([&](Walk &walk, int thread) { e->rope_and_write({walk, thread}, qkv, h, *kv, layer, *b, nullptr, 0); });
+}
+
+void ms_attention(Engine *e, const float *q, int num_heads, const KV *kv, int layer, int window, const Batch *b, float *out) {
+    Heads h = {num_heads, kv->num_kv_heads, kv->head_dim, kv->padded_dim, num_heads / kv->num_kv_heads};
+    size_t width = (size_t)num_heads * h.dim;
+    e->plan(*b, h);
+    e->pool.run([&](Walk &walk, int thread) { e->attend({walk, thread}, {q, out, width, width, *b, *kv, h, layer, window}); });
+}
+
+void ms_norm_heads(Engine *e, float *qkv, int count, int num_heads, int num_kv_heads, int dim, const float *query,
+                   const float *key, float eps) {
+    Heads h = {num_heads, num_kv_heads, dim, dim, 1};
+    size_t width = (size_t)(num_heads + 2 * num_kv_heads) * dim;
+    e->pool.run([&](Walk &walk, int thread) {
+        e->by_rows({walk, thread}, count, [&](int t) { Engine::head_norms(qkv + t * width, h, query, key, eps); });
+    });
+}
+
+void ms_silu_mul(Engine *e, const float *gate_up, int count, int width, float *out) {
+    e->pool.run([&](Walk &walk, int thread) {
+        e->by_rows({walk, thread}, count, [&](int t) {
+            const float *x = gate_up + (size_t)t * 2 * width;
+            silu_mul_row(x, x + width, width, out + (size_t)t * width);
+        });
+    });
+}
+
+void ms_step(Engine *e, const Model *m, const Batch *b, float *logits) { e->step(*m, *b, logits); }
+
+// Reads `count` floats once on all threads: the floor that a step of one row is compared with.
+float ms_read(Engine *e, const float *from, int64_t count) {
+    std::atomic<float> total{0};
+    e->pool.run([&](Walk &walk, int) {
+        int parts = 4 * e->pool.num_threads;
+        Pool::parts(walk, parts, [&](int i) {
+            const float *p = from + count / parts * i, *end = p + count / parts;
+            vf s[4] = {};
+            for (; p + 4 * LANES <= end; p += 4 * LANES)
+                for (int j = 0; j < 4; j++) s[j] += load(p + j * LANES);
+            total.fetch_add(ms::sum((s[0] + s[1]) + (s[2] + s[3])));
+        });
+    });
+    return total;
+}
+}

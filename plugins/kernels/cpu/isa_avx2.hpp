@@ -1,0 +1,52 @@
+// AVX2 with FMA and F16C: 8 lanes, 16 registers.
+#pragma once
+#include <immintrin.h>
+#define LANES 8
+#include "lanes.hpp"
+
+namespace ms {
+
+constexpr int ROWS_DENSE = 6, ROWS_GROUPED = 6;     // rows of a register tile of 2 vectors: what 16 registers hold
+
+static inline vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+static inline vi nearest(vf v) { return (vi)_mm256_cvtps_epi32((__m256)v); }
+static inline vf load_half(const void *p) { return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+static inline void store_half(void *p, vf v) { _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT)); }
+static inline vf load_bf16(const void *p) {
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+}
+static inline vf load_int8(const void *p) {
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+// Four horizontal sums.  The order within a lane group is fixed by the instructions.
+static inline void sum4(vf a, vf b, vf c, vf d, float *out) {
+    __m256 ab = _mm256_hadd_ps((__m256)a, (__m256)b), cd = _mm256_hadd_ps((__m256)c, (__m256)d);
+    __m256 s = _mm256_hadd_ps(ab, cd);
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
+}
+
+#ifndef MS_VNNI
+// acc[lane] += the two products of 16-bit numbers in that lane; exact.
+static inline vi dot16(vi acc, vi w, vi x) {
+    acc = (vi)_mm256_add_epi32((__m256i)acc, _mm256_madd_epi16((__m256i)w, (__m256i)x));
+    asm("" : "+x"(acc));                            // GCC would add products first and keep them all on the stack
+    return acc;
+}
+// Sums of unsigned 4-bit times signed 8-bit, four products a lane.  Eight steps fit 16 bits: 8 * 2 * 15 * 127 = 30,480.
+typedef vi Sum8;
+static inline Sum8 dot8(Sum8 acc, vi w, vi x) {
+    acc = (vi)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+    asm("" : "+x"(acc));
+    return acc;
+}
+static inline vi total8(Sum8 acc) { return (vi)_mm256_madd_epi16((__m256i)acc, _mm256_set1_epi16(1)); }
+#endif
+
+// v[j] and v[j + 4] of 8 integers within 16 bits -> 4 words.
+static inline void store_pairs(int32_t *to, const int32_t *v) {
+    __m128i low = _mm_loadu_si128((const __m128i *)v), high = _mm_loadu_si128((const __m128i *)(v + 4));
+    _mm_storeu_si128((__m128i *)to, _mm_blend_epi16(low, _mm_slli_epi32(high, 16), 0xaa));
+}
+
+}  // namespace ms
