@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients run test soak fix check types bench docs
+.PHONY: help setup clients run test soak fix check types bench gpu docs
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +52,10 @@ types: $(STAMP)  ## strict type check
 	$(BIN)/mypy
 
 bench: $(STAMP)  ## run every benchmark on this machine
-	for script in benchmarks/*.py; do echo "== $$script" && $(BIN)/python $$script $(ARGS) || exit 1; done
+	for script in $(filter-out benchmarks/gpu_check.py,$(wildcard benchmarks/*.py)); do echo "== $$script" && $(BIN)/python $$script $(ARGS) || exit 1; done
+
+gpu: $(STAMP)  ## check the kernels on this machine's CUDA device, and measure them (ARGS=--cpu: on the emulator)
+	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 docs: $(STAMP)  ## check the documentation: parity with the code, links, blocks that run
 	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)

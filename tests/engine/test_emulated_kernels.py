@@ -28,7 +28,7 @@ def run(executor: Any, config: Config) -> tuple[Simulator, list[list[int]]]:
     """Greedy ids of the prompts, which arrive one after the other."""
     sim = Simulator(config, executor, one_second, sampler="standard")
     model = load_text_model(config.model)
-    sampling = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    sampling = SamplingParams(temperature=0.0, max_tokens=7, ignore_eos=True)
     for index, prompt in enumerate(PROMPTS):
         sim.at(1.7 * index, Submit(str(index), tuple(model.encode(prompt)), sampling))
     sim.run()
