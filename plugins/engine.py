@@ -19,7 +19,9 @@ import structlog
 from ..core.clock import MonotonicClock
 from ..core.config import check_options
 from ..core.edge import Edge, ExecutorEdge
+from ..core.errors import ConfigError
 from ..core.kernel import Kernel
+from ..core.messages import Control as Command
 from ..core.messages import Finish, FinishReason, Message, Usage
 from ..core.policy import Executor
 from ..core.registry import Registry
@@ -83,7 +85,7 @@ class Engine:
         self.reread: Callable[[], Config] | None = None  # the configuration file as it is now, for a reload
         self.gateways: list[Any] = []
         if gateways:
-            for name in self.config.gateways:
+            for name in _different(self.config.gateways):
                 gateway = self.registry.make("gateway", name, {}, self.config, self.text)
                 gateway.operator = self._new_operator
                 gateway.bind()
@@ -178,13 +180,32 @@ class Engine:
         return await self.generate(options or {}, parent=rid)
 
     async def drain(self) -> None:
-        """Refuse what comes, let what runs finish within ``server.drain_s``."""
-        await self.kernel.drain(self.config.server.drain_s)
+        """Refuse what comes, let what runs finish within ``server.drain_s``.
+
+        A prompt that is being encoded was taken before: the host hears of the drain when all of them have reached it.
+        """
+        started, drain_s = self.kernel.now(), self.config.server.drain_s
+        self.kernel.draining = True  # the edges take nothing new from now on
+        for gateway in self.gateways:
+            gateway.deliver(Command("drain"))
+        with anyio.move_on_after(drain_s):
+            await self.text.encoded()
+        await self.kernel.drain(max(0.0, drain_s - (self.kernel.now() - started)))
 
     def _check(self, request: Mapping[str, Any] | GenerateRequest, forks: bool = False) -> GenerateRequest:
         actors = self.kernel.actors
         known = actors.sampler.parameters if actors else frozenset[str]()
         return request if isinstance(request, GenerateRequest) else parse(request, known, forks=forks)
+
+
+def _different(gateways: tuple[str, ...]) -> tuple[str, ...]:
+    """The names as they are.  Raises ConfigError for one that would find its own address taken."""
+    for place, name in enumerate(gateways):
+        if name in gateways[:place]:
+            raise ConfigError(f"gateways = {list(gateways)}: {name!r} stands there twice")
+    if {"ws", "http"} <= set(gateways):
+        raise ConfigError(f"gateways = {list(gateways)}: http serves all that ws does, on the same port; leave ws out")
+    return gateways
 
 
 def first_cause(error: BaseException) -> BaseException:

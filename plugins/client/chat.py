@@ -20,7 +20,10 @@ HELP = "/reset starts over, /exit leaves, Ctrl-C stops an answer"
 
 
 def run_chat(url: str, options: Mapping[str, Any], stdin: TextIO, stdout: TextIO) -> int:
-    """Chat until /exit or the end of input; returns the exit code: 0, 1 (no server at the start), 130 (interrupted).
+    """Chat until /exit or the end of input.
+
+    Returns the exit code: 0; 1 if there is no server, or a question that came through a pipe got no answer; 130 if
+    interrupted.
 
     ``options`` are fields of a ``generate`` frame; they win over ``DEFAULTS``.  Ctrl-C ends a running answer, pressed
     again at once the chat.
@@ -31,6 +34,8 @@ def run_chat(url: str, options: Mapping[str, Any], stdin: TextIO, stdout: TextIO
             model = runner.run(chat.greet())
         except ServerError as error:
             chat.say(f"{error.message}\n")
+            if error.code == "connection_lost" and error.status is None:
+                chat.say("Start a server with `make run` or `mainspring serve`, or name another with --url.\n")
             return 1
         chat.say(f"{model} at {url}. {HELP}\n")
         while True:
@@ -40,7 +45,7 @@ def run_chat(url: str, options: Mapping[str, Any], stdin: TextIO, stdout: TextIO
                 chat.say("\n")
                 continue
             if line is None:
-                return 0
+                return 1 if chat.num_failed and not chat.interactive else 0
             if line == "/reset":
                 chat.history.clear()
             elif line.startswith("/"):
@@ -57,6 +62,8 @@ class _Chat:
     def __init__(self, url: str, fields: dict[str, Any], stdin: TextIO, stdout: TextIO) -> None:
         self._url, self._fields, self._stdin, self._stdout = url, fields, stdin, stdout
         self.history: list[dict[str, str]] = []
+        self.num_failed = 0  # questions without an answer
+        self.interactive = stdin is sys.stdin and stdin.isatty()
 
     def say(self, text: str) -> None:
         self._stdout.write(text)
@@ -64,7 +71,7 @@ class _Chat:
 
     def ask(self) -> str | None:
         """The next line without its end; None to leave."""
-        if self._stdin is sys.stdin and self._stdin.isatty():
+        if self.interactive:
             try:
                 line = input(PROMPT)  # with the terminal's line editing
             except EOFError:
@@ -92,6 +99,7 @@ class _Chat:
                 answer = await self._answer(client)
         except ServerError as error:
             self.history.pop()
+            self.num_failed += 1
             self.say(f"\n[{error.code}] {error.message}\n")
         else:
             self.history.append({"role": "assistant", "content": answer})

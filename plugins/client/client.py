@@ -100,7 +100,12 @@ async def _open(url: str, key: str | None, timeout_s: float) -> Opened:
         status = error.response.status_code
         code = "invalid_api_key" if status == 401 else "connection_lost"
         raise ServerError(code, f"cannot connect to {url}: HTTP {status}", status=status) from error
-    except (OSError, TimeoutError, InvalidHandshake, InvalidURI, ConnectionClosed) as error:
+    except InvalidURI as error:
+        scheme, _, rest = url.partition("://")
+        other = {"http": "ws", "https": "wss"}.get(scheme.lower())
+        hint = f"; did you mean {other}://{rest}?" if other else "; an address begins with ws:// or wss://"
+        raise ServerError("connection_lost", f"cannot connect to {url}{hint}", status=400) from error
+    except (OSError, TimeoutError, InvalidHandshake, ConnectionClosed) as error:
         raise ServerError("connection_lost", f"cannot connect to {url}: {error or 'no answer in time'}") from error
     if not isinstance(hello, HelloFrame):
         socket.transport.abort()

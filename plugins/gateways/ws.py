@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import random
 import socket
@@ -91,11 +92,13 @@ class WebSocketGateway:
             self._socket = socket.create_server(address[:2], family=family, backlog=BACKLOG)
             self._port = self._socket.getsockname()[1]
         except OSError as error:
-            why = error.strerror or str(error)
-            raise ConfigError(
-                f"server.host = {host!r}, server.port = {port}: cannot listen on {host}:{port}: {why.lower()}; "
-                "choose another with --set server.port=N (0: any free port)"
-            ) from error
+            why = (error.strerror or str(error)).lower()
+            # The name, or the address it came to, is not one of this machine's: no port would help.
+            foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+            other = "--set server.host=ADDRESS (127.0.0.1: this machine only, 0.0.0.0: every network it is in)"
+            hint = other if foreign else "--set server.port=N (0: any free port)"
+            text = f"cannot listen on {host}:{port}: {why}; choose another with {hint}"
+            raise ConfigError(f"server.host = {host!r}, server.port = {port}: {text}") from error
 
     def deliver(self, message: Message) -> None:
         """Text reaches this edge through sinks; here it learns of steps, for metrics and progress, and of a drain."""

@@ -44,6 +44,7 @@ log = structlog.get_logger("mainspring.text")
 #: Prompts of more characters than this are encoded one at a time, beside the ordinary ones.
 HUGE_CHARS = 64 * 1024
 ORDINARY_THREADS = 2
+POLL_S = 0.01
 
 
 class TextEdge:
@@ -97,7 +98,7 @@ class TextEdge:
         live = Live(rid, request, sink, tenant or request.tenant, now if received is None else received, parent)
         self._live[rid] = live
         loop = asyncio.get_running_loop()
-        if self._closed:
+        if self._closed or self._kernel.draining:
             loop.call_soon(self._fail, live, ClientError("draining", "the server is shutting down"))
             return rid
         if live.deadline is not None:
@@ -169,6 +170,11 @@ class TextEdge:
             for live in left:
                 self._fail(live, failure)
             port.post(*(Cancel(live.rid) for live in left if live.submitted))
+
+    async def encoded(self) -> None:
+        """Return once every prompt that is open has been given to the kernel."""
+        while any(not live.submitted for live in self._live.values()):  # noqa: ASYNC110 - or ends in other ways
+            await anyio.sleep(POLL_S)
 
     async def flush(self) -> None:
         """Everything delivered so far has reached its sinks."""

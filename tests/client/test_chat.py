@@ -78,7 +78,7 @@ def test_defaults() -> None:
 def test_a_refusal_is_shown_and_forgotten() -> None:
     with served_on_a_thread() as served:
         code, shown = chat(served, "Hello\n", temperature="hot")
-        assert code == 0
+        assert code == 1  # a script must notice
         assert "[invalid_request] temperature" in shown
         served.port.draining = True
         code, shown = chat(served, "Hello\n")
@@ -90,6 +90,21 @@ def test_no_server() -> None:
     out = io.StringIO()
     assert run_chat("ws://127.0.0.1:1", {}, io.StringIO("x\n"), out) == 1
     assert "cannot connect to ws://127.0.0.1:1/v1/stream" in out.getvalue()
+    assert "make run" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("http://127.0.0.1:8000", "did you mean ws://127.0.0.1:8000/v1/stream?"),
+        ("https://x/v1/stream", "did you mean wss://x/v1/stream?"),
+        ("127.0.0.1:8000", "an address begins with ws:// or wss://"),
+    ],
+)
+def test_an_address_of_another_kind(url: str, hint: str) -> None:
+    out = io.StringIO()
+    assert run_chat(url, {}, io.StringIO("x\n"), out) == 1
+    assert hint in out.getvalue() and "make run" not in out.getvalue()
 
 
 @pytest.fixture
