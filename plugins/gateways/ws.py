@@ -38,6 +38,7 @@ from ..wire.responses import ResponsesSession
 from .api import ServerSession, TextApi
 from .connection import CLOSE_TIMEOUT_S, Connection
 from .door import CONTROL_PATH, Door, names_of
+from .flood import FloodGuarded
 from .hub import Hub
 from .keys import Peer, load_keys
 from .pages import Pages
@@ -159,7 +160,7 @@ class WebSocketGateway:
 
     def _connection_class(self, hub: Hub, door: Door, pages: Pages) -> type[ServerConnection]:
         """What a TCP connection becomes."""
-        return ServerConnection
+        return FloodGuarded
 
     async def run(self, port: KernelPort) -> None:
         """Serve until cancelled, then ``drain``."""

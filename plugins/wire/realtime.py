@@ -24,6 +24,7 @@ from .responses_requests import message_of
 
 ROOT = "root"  # the place before the first item
 MAX_CHARS = 2**24  # of a conversation
+MAX_ITEMS = 4096  # of a conversation; each new one is looked for among them
 
 
 class RealtimeStream(Answer):
@@ -72,7 +73,7 @@ class RealtimeStream(Answer):
         self._put("response.output_item.done", response_id=self.id, output_index=0, item=item)
         if self.writes:
             self._put("conversation.item.done", previous_item_id=session.last_item_id, item=item)
-            session.items.append(item)
+            session.append(item)
         done = self._object(status, status_details=details, output=[item], usage=io_counts(finish.usage))
         self._put("response.done", response=done)
         session.over(self)
@@ -128,7 +129,7 @@ class RealtimeSession(Outbox):
         }
         self._active: dict[str, RealtimeStream] = {}
         self._writer: RealtimeStream | None = None
-        self._frames, self._num_ids = BadFrames(), 0
+        self._frames, self._num_ids, self._num_chars = BadFrames(), 0, 0
         self._closing: ClientError | None = None
 
     def hello(self) -> bytes | None:
@@ -185,6 +186,11 @@ class RealtimeSession(Outbox):
         """An ``error`` event about the client's event ``event_id``."""
         return self.encode("error", error={**error_object(error), "event_id": event_id})
 
+    def append(self, item: dict[str, Any]) -> None:
+        """An answer becomes part of the conversation; for the session's streams."""
+        self.items.append(item)
+        self._num_chars += sum(len(part["text"]) for part in item["content"])
+
     def over(self, stream: RealtimeStream) -> None:
         """It has had its terminal; for the session's streams."""
         self._active.pop(stream.id, None)
@@ -208,17 +214,19 @@ class RealtimeSession(Outbox):
         place = len(self.items)
         if before is not None:
             place = 0 if before == ROOT else 1 + self._find(before, "previous_item_id")
-        size = sum(len(part["text"]) for one in self.items for part in one["content"]) + len(message["content"])
-        if size > MAX_CHARS:
-            raise ClientError("context_length_exceeded", f"a conversation holds {MAX_CHARS} characters", "item")
+        if len(self.items) >= MAX_ITEMS or self._num_chars + len(message["content"]) > MAX_CHARS:
+            text = f"a conversation holds {MAX_ITEMS} items with {MAX_CHARS} characters"
+            raise ClientError("context_length_exceeded", text, "item")
         item = item_object(wanted or self.new_id("item"), "completed", message["role"], message["content"])
         previous = self.items[place - 1]["id"] if place else None
         self.items.insert(place, item)
+        self._num_chars += len(message["content"])
         for kind in ("conversation.item.added", "conversation.item.done"):
             self.queue(self.encode(kind, previous_item_id=previous, item=item))
 
     def _delete_item(self, event: Event) -> None:
         item = self.items.pop(self._find(event.fields.get("item_id"), "item_id"))
+        self._num_chars -= sum(len(part["text"]) for part in item["content"])
         self.queue(self.encode("conversation.item.deleted", item_id=item["id"]))
 
     def _retrieve_item(self, event: Event) -> None:
