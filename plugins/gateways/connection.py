@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 from collections import deque
 
-from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
@@ -24,6 +23,7 @@ from ..wire.llm_v1 import Stream
 from ..wire.outbox import Source
 from .api import ServerSession
 from .generation import Generation
+from .guarded import GuardedConnection
 from .hub import Hub
 from .keys import Peer
 
@@ -37,7 +37,7 @@ _log = get("gateway")
 class Connection:
     """Serves one client until it goes; ``run`` is its whole life."""
 
-    def __init__(self, ws: ServerConnection, session: ServerSession, hub: Hub, peer: Peer, max_age_s: float) -> None:
+    def __init__(self, ws: GuardedConnection, session: ServerSession, hub: Hub, peer: Peer, max_age_s: float) -> None:
         """``max_age_s`` 0: it may live for ever."""
         self._ws, self._session, self._hub, self._peer = ws, session, hub, peer
         self._loop = asyncio.get_running_loop()
@@ -63,6 +63,7 @@ class Connection:
 
     async def run(self) -> None:
         """Read until the peer closes, fails or must be closed; what can't be resumed is then cancelled."""
+        self._ws.when_closing(self._closing)
         try:
             if (hello := self._session.hello()) is not None:
                 await self._ws.send(hello, text=True)  # without a writer: most connections are silent after it
@@ -111,6 +112,12 @@ class Connection:
                 await self._ws.close(code, reason)
         except TimeoutError:
             self._ws.transport.abort()
+
+    def _closing(self) -> None:
+        """The closing handshake has begun: the work ends now, the connection as the peer closes it, or soon."""
+        self._leaving = True  # frames that came before it are still to be read, and must start nothing
+        self._leave("disconnect")
+        self._loop.call_later(CLOSE_TIMEOUT_S, self._ws.transport.abort)
 
     async def _close_unread(self, code: int, reason: str) -> None:
         """Close without handling what the peer still sends; unless it is read, its answer is never seen."""

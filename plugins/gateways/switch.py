@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from websockets.asyncio.server import ServerConnection
 
-from .flood import FloodGuarded
+from .guarded import GuardedConnection
 
 FIRST_BYTES_S = 10.0  # for the first bytes to come
 WITH_BODY = (b"POST ", b"PUT ", b"PATCH ", b"DELETE ", b"OPTIONS ")
@@ -22,7 +22,7 @@ WITH_BODY = (b"POST ", b"PUT ", b"PATCH ", b"DELETE ", b"OPTIONS ")
 def switching(make_other: Callable[[], asyncio.Protocol]) -> type[ServerConnection]:
     """A connection class for ``serve(create_connection=...)``; ``make_other`` makes the protocol for bodies."""
 
-    class Switch(FloodGuarded):
+    class Switch(GuardedConnection):
         _chosen = False
         _begun = b""
         _timer: asyncio.TimerHandle | None = None

@@ -38,7 +38,7 @@ from ..wire.responses import ResponsesSession
 from .api import ServerSession, TextApi
 from .connection import CLOSE_TIMEOUT_S, Connection
 from .door import CONTROL_PATH, Door, names_of
-from .flood import FloodGuarded
+from .guarded import GuardedConnection
 from .hub import Hub
 from .keys import Peer, load_keys
 from .pages import Pages
@@ -49,6 +49,9 @@ REALTIME_PATH = "/v1/realtime"
 SOCKETS = {STREAM_PATH: PROTOCOL, "/v1/responses": "", "/responses": "", REALTIME_PATH: "realtime"}
 PING_INTERVAL_S = 20.0  # below the 60 s after which proxies drop a silent connection
 PING_TIMEOUT_S = 90.0  # a client that pauses does not answer pings either, and must survive a pause
+# Of each connection, in the system.  By itself it grows to megabytes for a client that does not read, and the tokens in
+# them are computed and kept as context before the generation is paused.
+SEND_BUFFER_BYTES = 128 * 1024
 BACKLOG = 1024  # connections the system may hold for us, also while the model is loading
 AGE_JITTER = 0.05  # connections opened together are not all closed together
 
@@ -91,6 +94,7 @@ class WebSocketGateway:
             family, _, _, _, address = found[0]
             # Listening at once: two servers could both bind, and the second would only find out when it listens.
             self._socket = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # also of what it accepts
             self._port = self._socket.getsockname()[1]
         except OSError as error:
             why = (error.strerror or str(error)).lower()
@@ -160,7 +164,7 @@ class WebSocketGateway:
 
     def _connection_class(self, hub: Hub, door: Door, pages: Pages) -> type[ServerConnection]:
         """What a TCP connection becomes."""
-        return FloodGuarded
+        return GuardedConnection
 
     async def run(self, port: KernelPort) -> None:
         """Serve until cancelled, then ``drain``."""
@@ -199,6 +203,7 @@ class WebSocketGateway:
         try:
             if self.operator is not None and ws.request is not None and urlsplit(ws.request.path).path == CONTROL_PATH:
                 return await _operate(ws, self.operator())
+            assert isinstance(ws, GuardedConnection)
             max_age_s = server.max_connection_age_s * random.uniform(1 - AGE_JITTER, 1 + AGE_JITTER)
             connection = Connection(ws, self._session(ws, hub, peers[ws]), hub, peers[ws], max_age_s)
             self._connections.add(connection)

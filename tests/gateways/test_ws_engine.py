@@ -35,12 +35,13 @@ ANSWER = "The quick brown fox 👩‍👩‍👧🙂漢字é jumps. ".encode()
 
 
 class Engine:
-    """A kernel that answers every prompt with ``ANSWER``, byte by byte, over and over; ``broken`` makes a step fail."""
+    """A kernel that answers every prompt with ``answer``, byte by byte, over and over; ``broken`` makes a step fail."""
 
-    def __init__(self, stall_s: float = 120.0) -> None:
+    def __init__(self, stall_s: float = 120.0, answer: bytes = ANSWER, step_s: float = 0.0) -> None:
         clock = MonotonicClock()
         config = Config(server=ServerConfig(port=0), executor=ExecutorConfig(stall_s=stall_s), paranoid=True)
         model = TextModel(byte_level(), FACTS)
+        self.answer, self.step_s, self.num_steps = answer, step_s, 0
         self.broken = self.hang = False
         self.hanging = threading.Event()
         self.text = TextEdge(config, model)
@@ -60,14 +61,16 @@ class Engine:
             script=self._script,
             on_step=self._step,
             now=kernel.now,
+            step_s=self.step_s,
         )
         return ExecutorThread(executor, kernel.post_threadsafe, kernel.now)
 
     def _script(self, rid: str, position: int, checksum: int) -> int:
         start = self._starts.setdefault(rid, position)
-        return self._ids[ANSWER[(position - start) % len(ANSWER)]]
+        return self._ids[self.answer[(position - start) % len(self.answer)]]
 
     def _step(self, launch: StepLaunch) -> None:
+        self.num_steps += bool(launch.rows)
         if self.hang:
             self.hang = False
             self.hanging.wait(20)
@@ -89,8 +92,8 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def engine(stall_s: float = 120.0) -> AsyncIterator[Engine]:
-    made = Engine(stall_s)
+async def engine(stall_s: float = 120.0, **options: Any) -> AsyncIterator[Engine]:
+    made = Engine(stall_s, **options)
     made.gateway.bind()
     async with made.kernel.running():
         yield made

@@ -1,0 +1,54 @@
+"""A WebSocket connection that is not at the mercy of its peer, where the library would be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from websockets.asyncio.server import ServerConnection
+from websockets.protocol import State
+
+MAX_REPLY_BYTES = 256 * 1024  # of the library's own answers that may wait; thousands of pings
+
+
+class GuardedConnection(ServerConnection):
+    """Tells at once when the closing handshake begins, and does not read pings while the answers to others wait.
+
+    After a close frame, or a frame that the protocol forbids, the library waits for the peer to close the TCP
+    connection, and only then tells who reads.  It answers each ping at once and never waits until the answer is sent:
+    a peer that sends pings and reads nothing would make it keep all answers in memory.
+    """
+
+    _reply_bytes = 0  # since the last time that nothing waited
+    _holds = False  # reading is paused until answers have been sent
+    _when_closing: Callable[[], None] | None = None
+
+    def when_closing(self, call: Callable[[], None]) -> None:
+        """``call`` once nothing that the peer still sends will be read."""
+        self._when_closing = call
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        before = self.transport.get_write_buffer_size()
+        super().data_received(data)
+        # What was added meanwhile are answers: our own frames are written by the writer's task.
+        grown = self.transport.get_write_buffer_size() - before
+        self._reply_bytes = (self._reply_bytes if before else 0) + grown
+        if self._reply_bytes > MAX_REPLY_BYTES:
+            self._holds = True
+            self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._holds:
+            self._holds = False
+            if not self.recv_messages.paused:  # else the library goes on reading when its queue is shorter
+                self.transport.resume_reading()
+
+    def send_data(self) -> None:
+        super().send_data()
+        self._look()
+
+    def _look(self) -> None:
+        if self._when_closing is not None and self.protocol.state is not State.OPEN:
+            call, self._when_closing = self._when_closing, None
+            call()
