@@ -60,7 +60,7 @@ async def main(settings: list[str], rate: float) -> None:
     engine = Engine(
         config,
         gateways=True,
-        make_executor=lambda: PacedExecutor(rate, token_id),  # type: ignore[arg-type,return-value]
+        make_executor=lambda: PacedExecutor(rate, token_id),
         text=TextEdge(config, TextModel(byte_level(), FACTS)),
     )
     async with engine:

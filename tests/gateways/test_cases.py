@@ -93,7 +93,7 @@ async def test_d2_five_hundred_characters_of_several_tokens_each() -> None:
             while not (events and isinstance(events[-1], Ended)):
                 await asyncio.sleep(0.001)
     deltas = [event for event in events if isinstance(event, Delta)]
-    assert "".join(event.text for event in deltas) + events[-1].text == whole  # type: ignore[union-attr]
+    assert "".join(event.text for event in deltas) + events[-1].text == whole
     assert max(len(event.token_ids) for event in deltas) <= 4
 
 
@@ -114,8 +114,8 @@ async def test_c1_a_client_that_pings_strictly_survives_huge_prompts() -> None:
             await receive(strict)
             await generate(strict, "a", max_tokens=1500, ignore_eos=True)
             reading = asyncio.create_task(collect(strict, "a"))
-            for number in range(5):
-                await generate(other, f"h{number}", "word " * 400_000, max_tokens=1)
+            for number in range(2):
+                await generate(other, f"h{number}", "word " * 200_000, max_tokens=1)
                 refused = (await collect(other, f"h{number}"))[f"h{number}"][-1]
                 assert refused["code"] == "context_length_exceeded"
             assert (await reading)["a"][-1]["reason"] == "length"

@@ -95,7 +95,7 @@ async def play(ws: ClientConnection, names: list[str], max_tokens: int, ends: li
     left, num_deltas = len(names), 0
     while left:
         raw = await ws.recv()
-        if '"delta"' in raw:  # type: ignore[operator]
+        if '"delta"' in raw:
             num_deltas += 1
             continue
         frame = json.loads(raw)
