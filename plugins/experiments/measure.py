@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
@@ -32,6 +33,7 @@ BINS = 120  # of a drawn course of time
 #: Latency of the generator that a run may have, at the 99th percentile: this, or a share of the median TTFT.
 MOST_LAG_S, MOST_LAG_SHARE = 0.005, 0.01
 MOST_LITTLE = 0.02
+_SAME = 1e-9  # seconds: rounding of clock values
 
 
 class Columns(msgspec.Struct, frozen=True):
@@ -158,27 +160,25 @@ def facts(run: Run, made: Scenario, spec: ExperimentSpec, ids_digest: str = "") 
 
 
 def little_error(run: Run) -> float | None:
-    """Little's law: the number in the system as the host counted it at every launch, integrated over time, against the
-    sum of the requests' own latencies.  Relative.
+    """Little's law as it holds for every run: the area under the number in the system is the sum of the latencies.
 
-    Between two launches the count is taken to grow by the arrivals of that time evenly, ends come with the result.
+    The number is counted twice at each launch: by the host (running and waiting), and from the requests' own arrivals
+    and ends, whose area is that of their latencies.  Relative difference of the two areas over the time of the steps;
+    None for a run without steps.  Who came in the very moment of a launch may be counted or not.
     """
     steps = run.steps
-    total = sum(one.e2e_s for one in run.requests)
-    if not steps or not total:
+    if not steps:
         return None
-    area, ended = 0.0, 0
-    ends = sorted(one.finished_s or 0.0 for one in run.requests)
-    for step, following in zip(steps, [*steps[1:], None], strict=True):
-        here, until, before = step.running + step.waiting, step.launched_s + step.seconds, ended
-        while ended < len(ends) and ends[ended] <= until + 1e-9:
-            ended += 1
-        left = here - (ended - before)
-        area += here * step.seconds
-        if following is not None:
-            joined = following.running + following.waiting - left
-            area += joined * step.seconds / 2 + left * max(0.0, following.launched_s - until)
-    return abs(area - total) / total
+    arrivals = sorted(one.arrival_s if one.submitted_s is None else one.submitted_s for one in run.requests)
+    ends = sorted(one.finished_s for one in run.requests if one.finished_s is not None)
+    counted = least = most = 0.0
+    for step in steps:
+        planned = step.launched_s - step.policy_s
+        gone = bisect_right(ends, planned + _SAME)
+        counted += (step.running + step.waiting) * step.seconds
+        least += (bisect_left(arrivals, planned - _SAME) - gone) * step.seconds
+        most += (bisect_right(arrivals, planned + _SAME) - gone) * step.seconds
+    return max(0.0, counted - most, least - counted) / most if most else None
 
 
 def summarise(

@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 
+from ...core.registry import PluginInfo, Registry
 from ..simulation.play import play
 from ..simulation.records import Run
 from ..step_time import files
@@ -17,6 +18,13 @@ from .arms import Arm
 from .spec import Experiment
 
 
+class KnownPlugins(Registry):
+    """A registry that looks for each plugin once: a run of a second must not search the disk for half of it."""
+
+    def resolve(self, slot: str, use: str) -> PluginInfo:
+        return self.plugins.get((slot, use)) or super().resolve(slot, use)
+
+
 class SimulatedClock:
     """Plays scenarios with fitted step times; exactly repeatable, whatever the machine does meanwhile."""
 
@@ -25,6 +33,7 @@ class SimulatedClock:
     def __init__(self, experiment: Experiment) -> None:
         """Raises ConfigError for a file of coefficients that cannot be had."""
         self._spec = experiment.spec
+        self._registry = KnownPlugins()
         name = self._spec.step_time
         beside = experiment.path.parent / name
         self.machine: StepTimeFile = files.load(beside if name.endswith(".toml") and beside.exists() else name)
@@ -48,6 +57,7 @@ class SimulatedClock:
             noise_sigma=self._spec.noise_sigma,
             noise_seed=noise_seed(arm.name, seed, role),
             known_lengths=self._spec.known_lengths,
+            registry=self._registry,
         )
         return run, "", time.monotonic() - started
 

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from mainspring.core.registry import Registry
+from mainspring.plugins.experiments.simulated import KnownPlugins
 from mainspring.plugins.experiments.statistics import paired, scale_of
 from mainspring.plugins.experiments.verdict import Call, judge
 from mainspring.plugins.experiments.workload import at_rate
@@ -30,8 +30,8 @@ Sample = Callable[[float], float]
 
 
 @cache
-def registry() -> Registry:
-    return Registry()
+def registry() -> KnownPlugins:
+    return KnownPlugins()
 
 
 def play_one(seed: int, slowdown: float) -> float:
