@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from ..workloads.metrics import direction
 from .measure import Summary
+from .quality import direction_of
 from .report import ArmResult, Effect, GuardResult, LevelResult
 from .spec import FEWEST_PAIRS, ExperimentSpec
 from .statistics import Interval, holm, paired, scale_of, sign_flip_p
@@ -71,12 +71,12 @@ class LevelAnalysis:
         effects = []
         for metric, (effect, floor) in found.items():
             p = corrected.get(metric)
-            lower = direction(metric) == "lower"
+            lower = direction_of(metric) == "lower"
             call, why = judge(effect, floor, lower, checks, p, 1 - self._confidence)
             effects.append(
                 Effect(
                     metric=metric,
-                    direction=direction(metric),
+                    direction=direction_of(metric),
                     verdict=call.value,
                     why=why,
                     base=_mean(self._base, metric),
@@ -86,7 +86,7 @@ class LevelAnalysis:
                 )
             )
         guards = tuple(
-            GuardResult(metric, margin, guarded(found[metric][0], margin, direction(metric) == "lower").value)
+            GuardResult(metric, margin, guarded(found[metric][0], margin, direction_of(metric) == "lower").value)
             for metric, margin in self._margins.items()
             if metric in found
         )

@@ -28,10 +28,11 @@ from ..workloads.scenario import Scenario
 from .arms import Arm
 from .live_player import LivePlayer
 from .prompts import PromptTraffic
+from .simulated import Played
 from .spec import Experiment
 from .workload import prompt_ids
 
-MOST_KEPT = 3  # executors with their weights
+MOST_KEPT = 4  # executors with their weights
 WARM_REQUESTS, WARM_TOKENS = 4, 4
 #: A run may take so long beyond its last scheduled arrival.
 PATIENCE_S = 1800.0
@@ -73,13 +74,12 @@ class LiveClock:
         self._make = make_executor or self._configured
         self._kept: dict[bytes, KeptExecutor] = {}
         self.description = {"clock": "live: the real executor, on this machine's clock"}
-        self.outputs: dict[int, list[int]] = {}  # of the run before, by row
 
-    def play(self, arm: Arm, made: Scenario, seed: int, role: str) -> tuple[Run, str, float]:
-        """The run, a digest of its output ids, and the seconds that it took."""
+    def play(self, arm: Arm, made: Scenario, seed: int, role: str) -> Played:
+        """One run on a fresh kernel."""
         started = time.monotonic()
-        run, digest = asyncio.run(self._play(arm, made, seed))
-        return run, digest, time.monotonic() - started
+        run, outputs = asyncio.run(self._play(arm, made, seed))
+        return Played(run, outputs, time.monotonic() - started)
 
     def alone(self, arm: Arm) -> Alone | None:
         """Not known without playing it."""
@@ -89,14 +89,16 @@ class LiveClock:
         while self._kept:
             self._kept.popitem()[1].end()
 
-    async def _play(self, arm: Arm, made: Scenario, seed: int) -> tuple[Run, str]:
+    async def _play(self, arm: Arm, made: Scenario, seed: int) -> tuple[Run, dict[int, list[int]]]:
         executor = self._executor(arm.config)
         if not executor.warm:
             await self._run(arm, warm_up(made), seed, executor)
             executor.warm = True
         return await self._run(arm, made, seed, executor)
 
-    async def _run(self, arm: Arm, made: Scenario, seed: int, executor: KeptExecutor) -> tuple[Run, str]:
+    async def _run(
+        self, arm: Arm, made: Scenario, seed: int, executor: KeptExecutor
+    ) -> tuple[Run, dict[int, list[int]]]:
         def edge(kernel: Kernel) -> ExecutorEdge:
             return ExecutorThread(executor, kernel.post_threadsafe, kernel.now)
 
@@ -112,8 +114,7 @@ class LiveClock:
         async with kernel.running():
             self.description["model"], self.description["executor"] = kernel.info.model, kernel.info.detail
             run = await player.play(max(row.arrival_s for row in made.rows) + PATIENCE_S)
-        self.outputs = player.output_ids()
-        return run, player.ids_digest()
+        return run, player.output_ids()
 
     def _executor(self, config: Config) -> KeptExecutor:
         limits = config.scheduler.token_budget, config.scheduler.max_running

@@ -7,7 +7,6 @@ starts when that has ended.  Latencies count from the moment at which a request 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -102,10 +101,6 @@ class LivePlayer:
         except TimeoutError:
             pass  # what has not ended is counted as such
         return shifted(self._collect.run("live", self._port.stats()), -zero)
-
-    def ids_digest(self) -> str:
-        """Of all output ids, by number of the row."""
-        return hashlib.sha256(msgspec.json.encode(sorted(self._ids.items()))).hexdigest()
 
     def output_ids(self) -> dict[int, list[int]]:
         """By number of the row."""

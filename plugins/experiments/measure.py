@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -13,6 +14,7 @@ import msgspec
 from ..simulation.records import Run, StepRecord
 from ..workloads.metrics import Alone, View, percentile, value
 from ..workloads.scenario import Scenario
+from .quality import QUALITY, quality
 from .spec import ExperimentSpec
 
 #: Reported for every experiment.
@@ -126,6 +128,8 @@ def measure(run: Run, made: Scenario, spec: ExperimentSpec, alone: Alone | None 
     for metric in metrics_of(spec, made):
         if metric.startswith("slowdown") and alone is None:
             continue
+        if metric in QUALITY:
+            continue
         if (label := metric.partition("@")[2]) and label not in classes:  # this draw has none of that class
             out[metric] = None
             continue
@@ -191,10 +195,14 @@ def summarise(
     seed: int,
     role: str,
     alone: Alone | None = None,
-    ids_digest: str = "",
+    outputs: Mapping[int, Sequence[int]] | None = None,
     took_s: float = 0.0,
 ) -> Summary:
-    """What is kept of ``run``."""
+    """What is kept of ``run``; ``outputs`` are token ids by row, where a model made them."""
+    ids_digest, extra = "", dict[str, float | None]()
+    if outputs:
+        ids_digest = hashlib.sha256(msgspec.json.encode(sorted(outputs.items()))).hexdigest()
+        extra = quality(outputs) if spec.workload.prompts else {}
     requests = run.requests
     gaps = sorted(late - early for one in requests for early, late in pairwise(one.token_times))
     return Summary(
@@ -203,7 +211,7 @@ def summarise(
         arm=arm,
         seed=seed,
         role=role,
-        metrics=measure(run, made, spec, alone),
+        metrics={**measure(run, made, spec, alone), **extra},
         facts=facts(run, made, spec, ids_digest),
         columns=Columns(
             arrival=[round(one.arrival_s, 6) for one in requests],

@@ -42,9 +42,27 @@ def analyse(runner: Runner, levels: Sequence[Level], machine: dict[str, str]) ->
         capacity=runner.store.state.capacity,
         levels=results,
         complete=complete,
+        correctness=_correctness(runner, levels),
         finding=finding(results, spec.primary, spec.baseline),
         version=__version__,
     )
+
+
+def _correctness(runner: Runner, levels: Sequence[Level]) -> str:
+    """Whether the arms said the same: policies, memory and batching must not change what a model answers."""
+    pairs = equal = 0
+    for level in levels:
+        runs = runs_of(runner, level.label, _whole_pairs(runner, level))
+        base = runs[runner.experiment.spec.baseline]
+        for arm in runner.experiment.spec.others:
+            for one, two in zip(base, runs[arm], strict=True):
+                pairs += bool(one.facts.ids_digest)
+                equal += bool(one.facts.ids_digest) and one.facts.ids_digest == two.facts.ids_digest
+    if not pairs:
+        return "no model: outputs are forced"
+    if any(arm.sampling for arm in runner.arms.values()):
+        return "arms sample differently, so their outputs differ on purpose"
+    return f"in {equal} of {pairs} pairs of runs both arms said the same, token by token"
 
 
 def runs_of(runner: Runner, label: str, seeds: Sequence[int]) -> dict[str, list[Summary]]:

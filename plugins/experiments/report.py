@@ -78,6 +78,7 @@ class Report(msgspec.Struct, frozen=True):
     capacity: float | None
     levels: tuple[LevelResult, ...]
     complete: bool
+    correctness: str
     finding: str
     version: str
     schema: int = SCHEMA

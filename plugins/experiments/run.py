@@ -12,6 +12,7 @@ import msgspec
 
 from . import spec
 from .html import page
+from .markdown import markdown
 from .played import analyse, runs_of
 from .report import Report
 from .runner import Clock, Runner
@@ -47,6 +48,7 @@ def _write(runner: Runner, store: Store) -> Report:
     store.write("report.json", msgspec.json.format(msgspec.json.encode(report), indent=1))
     seeds = runner.experiment.spec.seed_list
     runs = {level.label: runs_of(runner, level.label, seeds[: level.pairs]) for level in report.levels}
+    store.write("report.md", markdown(report).encode())
     store.write("report.html", page(report, runs, limits=bool(runner.first.slo)).encode())
     return report
 

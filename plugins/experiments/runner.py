@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple, Protocol
 
-from ..simulation.records import Run
 from ..workloads.metrics import Alone
 from ..workloads.scenario import Scenario
 from . import arms as arms_of
 from . import workload
 from .arms import Arm
 from .measure import Summary, metrics_of, summarise
-from .simulated import capacity
+from .simulated import Played, capacity
 from .spec import Experiment
 from .statistics import paired
 from .store import Store
@@ -32,8 +31,7 @@ class Clock(Protocol):
     clock: str
     description: dict[str, str]
 
-    def play(self, arm: Arm, made: Scenario, seed: int, role: str) -> tuple[Run, str, float]:
-        """The run, a digest of its output ids ("" if no model made them), and the seconds that it took."""
+    def play(self, arm: Arm, made: Scenario, seed: int, role: str) -> Played: ...
 
     def alone(self, arm: Arm) -> Alone | None:
         """Seconds of a request alone on the idle engine, if that can be said."""
@@ -138,7 +136,7 @@ class Runner:
         made = workload.at_rate(self.source(task.seed), task.level.rate)
         arm = self.arms[task.arm]
         role = PAIR if task.role == REPEAT else task.role  # the same noise too
-        run, ids_digest, took_s = self.clock.play(arm, made, task.seed, role)
+        run, outputs, took_s = self.clock.play(arm, made, task.seed, role)
         summary = summarise(
             run,
             made,
@@ -148,7 +146,7 @@ class Runner:
             seed=task.seed,
             role=task.role,
             alone=self.clock.alone(arm),
-            ids_digest=ids_digest,
+            outputs=outputs,
             took_s=took_s,
         )
         self.store.put(summary)
@@ -169,7 +167,7 @@ class Runner:
     def _capacity(self) -> float:
         baseline = self.arms[self.experiment.spec.baseline]
         seed = self.experiment.spec.seed_list[0]
-        run, _, _ = self.clock.play(baseline, workload.at_rate(self.first, math.inf), seed, PAIR)
+        run, *_ = self.clock.play(baseline, workload.at_rate(self.first, math.inf), seed, PAIR)
         most = capacity(run)
         if not math.isfinite(most):
             raise self.experiment.error("load.rho: the capacity cannot be measured with so few requests; use load.rate")

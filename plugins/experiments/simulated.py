@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from typing import NamedTuple
 
 from ...core.registry import PluginInfo, Registry
 from ..simulation.play import play
@@ -16,6 +17,14 @@ from ..workloads.metrics import Alone
 from ..workloads.scenario import Scenario
 from .arms import Arm
 from .spec import Experiment
+
+
+class Played(NamedTuple):
+    """A run, its output ids by row (empty if no model made them), and the real seconds that it took."""
+
+    run: Run
+    outputs: dict[int, list[int]]
+    took_s: float
 
 
 class KnownPlugins(Registry):
@@ -44,8 +53,8 @@ class SimulatedClock:
             "model": self.machine.model,
         }
 
-    def play(self, arm: Arm, made: Scenario, seed: int, role: str) -> tuple[Run, str, float]:
-        """The run, a digest of its outputs ("" here: no model made them), and the real seconds that it took."""
+    def play(self, arm: Arm, made: Scenario, seed: int, role: str) -> Played:
+        """One run, exactly repeatable."""
         started = time.monotonic()
         use = arm.config.scheduler.use
         run = play(
@@ -59,7 +68,7 @@ class SimulatedClock:
             known_lengths=self._spec.known_lengths,
             registry=self._registry,
         )
-        return run, "", time.monotonic() - started
+        return Played(run, {}, time.monotonic() - started)
 
     def alone(self, arm: Arm) -> Alone:
         """Seconds of a request alone on the idle engine: its prompt in chunks of the budget, then token by token."""

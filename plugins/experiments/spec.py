@@ -14,8 +14,8 @@ import msgspec
 from ...core.config import NonNegFloat, NonNegInt, PosFloat, PosInt, Section, build
 from ...core.errors import ConfigError, nearest
 from ..traces.formats import FORMATS
-from ..workloads.metrics import direction
 from ..workloads.scenario import NAMES
+from .quality import QUALITY, direction_of
 
 #: Fewer pairs than this give no interval that anybody should read.
 FEWEST_PAIRS = 5
@@ -147,7 +147,7 @@ def _check_metrics(experiment: Experiment) -> None:
     for key, metrics in places.items():
         for metric in metrics:
             try:
-                direction(metric)
+                direction_of(metric)
             except ConfigError as error:
                 raise experiment.error(f"{key}: {error}") from error
 
@@ -189,5 +189,7 @@ def _check_workload(experiment: Experiment) -> None:
         )
     if bool(spec.load.rho) == bool(spec.load.rate):
         raise experiment.error("load: give rho (shares of the baseline's capacity) or rate (requests per second)")
+    if not work.prompts and (text_only := sorted(QUALITY.keys() & {spec.primary, *spec.metrics, *spec.guards})):
+        raise experiment.error(f"metrics: {text_only[0]}: needs workload.prompts; other outputs are made up")
     if any(not rate > 0 for rate in spec.load.rate):
         raise experiment.error(f"load.rate = {list(spec.load.rate)!r}: rates are above 0; inf means all at once")

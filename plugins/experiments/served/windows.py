@@ -94,6 +94,7 @@ class Book:
             capacity=None,
             levels=(level,),
             complete=True,
+            correctness="clients' own requests: not compared",
             finding=finding((level,), spec.primary, spec.baseline),
             version=__version__,
         )
