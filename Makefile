@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients run test soak fix check types bench gpu docs
+.PHONY: help setup clients run test soak fix check types bench experiments gpu docs
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "%-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## make .venv and install everything into it
 
@@ -56,6 +56,12 @@ bench: $(STAMP)  ## run every benchmark on this machine
 
 gpu: $(STAMP)  ## check the kernels on this machine's CUDA device, and measure them (ARGS=--cpu: on the emulator)
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
+
+experiments: $(STAMP)  ## play the classic experiments on the default model; reports in build/experiments
+	for file in examples/classic/*.toml; do \
+	  out=build/experiments/$$(basename $$file .toml) && echo "== $$out" && \
+	  $(BIN)/mainspring ab $$file --out $$out $$(test -f $$out/state.json && echo --resume) $(ARGS) || exit 1; \
+	done
 
 docs: $(STAMP)  ## check the documentation: parity with the code, links, blocks that run
 	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)

@@ -16,6 +16,7 @@ from mainspring.plugins.workloads.scenario import NAMES
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "examples").glob("s*.toml"))
+CLASSICS = sorted((ROOT / "examples" / "classic").glob("*.toml"))
 #: What makes a scenario small.
 SMALL: dict[str, dict[str, Any]] = {
     "S3": {"documents": 3},
@@ -51,6 +52,15 @@ def test_an_example_is_good_as_it_stands(path: Path) -> None:
     scenario = workload.source(experiment)(0)
     assert arms.make(experiment, scenario).keys() == experiment.spec.arms.keys()
     assert experiment.spec.primary in scenario.primary
+
+
+@pytest.mark.parametrize("path", CLASSICS, ids=lambda path: path.stem)
+def test_a_classic_experiment_is_good_as_it_stands(path: Path) -> None:
+    """They need the model to be played: `make experiments` does."""
+    experiment = spec.read(path)
+    made = arms.make(experiment, workload.source(experiment)(0))
+    assert experiment.spec.clock == "live" and made.keys() == experiment.spec.arms.keys()
+    assert len(CLASSICS) == 7
 
 
 @pytest.mark.slow

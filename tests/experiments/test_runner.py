@@ -119,6 +119,21 @@ def test_the_page_is_whole_and_needs_no_network(played: tuple[Path, Report]) -> 
         assert title in tags.titles
 
 
+def test_the_page_works_in_a_browser(played: tuple[Path, Report], tmp_path: Path) -> None:
+    """Its script runs: one button per load level, and the last level is the one that is shown."""
+    import shutil
+
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("no chromium on the PATH")
+    command = [found, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    page = f"file://{played[0] / 'out' / 'report.html'}"
+    done = subprocess.run([*command, page], capture_output=True, text=True, timeout=120, check=True)
+    assert '<button aria-pressed="false">rho 0.5</button><button aria-pressed="true">rho 0.95</button>' in done.stdout
+    assert '<section class="level hidden" data-label="rho 0.5">' in done.stdout
+    assert '<section class="level" data-label="rho 0.95">' in done.stdout
+
+
 def test_a_killed_run_goes_on_where_it_was(played: tuple[Path, Report], tmp_path: Path) -> None:
     """SIGKILL in the middle; the resumed run plays only what is missing, and ends with the same results."""
     path, out = write(tmp_path, load="[load]\nrho = [0.5, 0.95]\n"), tmp_path / "out"
