@@ -7,6 +7,7 @@ executor with its weights is kept between runs that need the same one; its first
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -74,9 +75,13 @@ class LiveClock:
         self._make = make_executor or self._configured
         self._kept: dict[bytes, KeptExecutor] = {}
         self.description = {"clock": "live: the real executor, on this machine's clock"}
+        self._loads: list[float] = []
 
     def play(self, arm: Arm, made: Scenario, seed: int, role: str) -> Played:
         """One run on a fresh kernel."""
+        self._loads.append(os.getloadavg()[0])
+        busy = f"{min(self._loads):.1f} to {max(self._loads):.1f}"
+        self.description["load average"] = f"{busy} at the starts of runs, on {os.cpu_count()} cores"
         started = time.monotonic()
         run, outputs = asyncio.run(self._play(arm, made, seed))
         return Played(run, outputs, time.monotonic() - started)

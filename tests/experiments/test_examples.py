@@ -7,9 +7,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.experiments.lab import STEPS
 
+from mainspring.plugins.config_file import flatten
 from mainspring.plugins.experiments import arms, spec, workload
 from mainspring.plugins.experiments.run import run
 from mainspring.plugins.workloads.scenario import NAMES
@@ -94,3 +96,16 @@ def test_the_experiments_of_the_page_are_good(tmp_path: Path) -> None:
             experiment.spec.baseline,
             *experiment.spec.others,
         }
+
+
+def test_every_key_of_the_file_has_its_row_with_its_default() -> None:
+    page = (ROOT / "docs" / "run_an_ab.md").read_text(encoding="utf-8")
+    told: dict[str, Any] = {}
+    for line in page[page.index("## The file") : page.index("## What is played")].splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 3 and cells[0].startswith("`"):
+            keys, defaults = (re.findall(r"`([^`]*)`", cell) for cell in cells[:2])
+            defaults = defaults * len(keys) if len(defaults) == 1 else defaults
+            told |= {key: tomllib.loads(f"value = {text}")["value"] for key, text in zip(keys, defaults, strict=True)}
+    actual = flatten(msgspec.to_builtins(spec.ExperimentSpec()))
+    assert told == {key: list(value) if isinstance(value, tuple) else value for key, value in actual.items()}
