@@ -9,10 +9,22 @@ import numpy as np
 import torch
 
 from ..kernels.cuda.launch import Attention, Parts
-from ..kernels.cuda.plan import choose_splits, prefill_tiles
+from ..kernels.cuda.plan import SharedPrefix, choose_splits, prefill_tiles
+from . import cupy_shared
 from .batch import Ints, StepBatch
 from .cupy_buffers import Staging
 from .cupy_device import Device
+
+
+class SharedRows(NamedTuple):
+    """Rows of one token that begin with the same blocks: arrays of ``plan.PrefixPlan``; ``parts`` has room for theirs
+    and for the splits of what is left."""
+
+    parts: Parts
+    tiles: torch.Tensor
+    members: torch.Tensor
+    firsts: torch.Tensor
+    prefix_parts: torch.Tensor
 
 
 class DecodeRows(NamedTuple):
@@ -23,6 +35,7 @@ class DecodeRows(NamedTuple):
     num_rows: int
     splits: int
     parts: Parts | None
+    shared: SharedRows | None = None
 
 
 class PrefillRows(NamedTuple):
@@ -56,20 +69,23 @@ class Layout:
     """Brings steps to the device."""
 
     def __init__(self, attention: Attention, device: Device, block_size: int, max_context: int) -> None:
-        self._attention, self._device = attention, device
+        self._attention, self._device, self._block_size = attention, device, block_size
         self._max_context, self._table_width = max_context, -(-max_context // block_size)
         self._staging = Staging(device)
         self._tables = torch.empty(0, dtype=torch.int32)
         self._parts = torch.empty(0), torch.empty(0)
+        self._shares = "prefix" in attention.instances
 
     def reserve(self, num_tokens: int, num_rows: int) -> None:
         """Room for steps of so many tokens and rows."""
         spec, device = self._attention.spec, self._device.device
         tiles = num_rows + num_tokens * spec.group // self._attention.tile_rows
-        self._staging.reserve(3 * num_tokens + num_rows * (self._table_width + 6) + 2 * tiles, 9)
+        shared = num_rows * (4 + 8 * cupy_shared.MOST_PARTS * spec.group) if self._shares else 0
+        self._staging.reserve(3 * num_tokens + num_rows * (self._table_width + 6) + 2 * tiles + shared, 13)
         self._tables = torch.zeros(num_rows, self._table_width, dtype=torch.int32, device=device)
         # choose_splits makes two waves of blocks, the last row's splits included.
         pairs = num_rows + -(-2 * self._device.num_multiprocessors // self._attention.head_blocks)
+        pairs += num_rows * cupy_shared.MOST_PARTS if self._shares else 0
         self._parts = (
             torch.empty(pairs * spec.num_heads * spec.head_dim, device=device),
             torch.empty(pairs * spec.num_heads * 2, device=device),
@@ -80,22 +96,37 @@ class Layout:
         """Taken on the device."""
         return self._staging.num_bytes + sum(part.nbytes for part in (self._tables, *self._parts))
 
+    def shared(self, batch: StepBatch) -> list[SharedPrefix]:
+        """Beginnings that real rows of one token share, worth a kernel of its own; rows are numbered among those."""
+        if not self._shares:
+            return []
+        one = np.flatnonzero(np.diff(batch.cu_seqlens[: batch.num_rows + 1]) == 1)
+        found = cupy_shared.find(batch.block_tables[one], batch.context_lens[one], self._block_size)
+        return found if cupy_shared.tokens_saved(found) >= cupy_shared.LEAST_SAVED else []
+
     def bring(self, batch: StepBatch) -> CupyBatch:
         """Any step."""
         real, starts = batch.num_rows, batch.cu_seqlens[: batch.num_rows + 1]
         counts = np.diff(starts)
         one, several = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
         entries = np.stack((one, starts[one]), 1).astype(np.int32)
-        tiles = prefill_tiles(starts.tolist(), self._attention.spec.group, self._attention.tile_rows, several.tolist())
+        group, tile_rows = self._attention.spec.group, self._attention.tile_rows
+        tiles = prefill_tiles(starts.tolist(), group, tile_rows, several.tolist())
         lengths, tables = batch.context_lens[:real], batch.block_tables[:real]
-        sampling = batch.logits_rows
-        arrays = [batch.ids, batch.positions, batch.slot_mapping, lengths, starts, entries, tiles, sampling, tables]
-        ids, positions, slots, there_lengths, there_starts, there_entries, there_tiles, rows, there_tables = (
-            self._staging.upload(arrays)
-        )
+        arrays = [batch.ids, batch.positions, batch.slot_mapping, lengths, starts, entries, tiles]
+        arrays += [batch.logits_rows, tables]
+        plan = None
+        if shared := self.shared(batch):
+            plan = cupy_shared.plan(shared, entries, group, self._attention.instances["prefix"].rows)
+            arrays += [plan.tiles, plan.members, plan.firsts, plan.prefix_parts]
+        there = self._staging.upload(arrays)
+        ids, positions, slots, there_lengths, there_starts, there_entries, there_tiles, rows, there_tables = there[:9]
         decode = None
         if one.size:
             decode = self._decode(there_entries, one.size, int(lengths[one].max()))
+        if plan is not None and decode is not None:
+            parts = Parts(*self._parts, plan.num_slots + decode.splits)
+            decode = decode._replace(shared=SharedRows(parts, *there[9:]))
         return CupyBatch(
             ids=ids,
             positions=positions,
@@ -106,8 +137,8 @@ class Layout:
             lengths=there_lengths,
             decode=decode,
             prefill=PrefillRows(there_starts, there_tiles) if several.size else None,
-            logits_rows=rows if sampling.size else None,
-            all_sample=sampling.size == batch.num_tokens,
+            logits_rows=rows if batch.logits_rows.size else None,
+            all_sample=batch.logits_rows.size == batch.num_tokens,
         )
 
     def bring_decode(self, batch: StepBatch, size: int) -> CupyBatch:

@@ -45,7 +45,7 @@ class Buffers:
 
 
 class Staging:
-    """Small int32 arrays, brought to the device by one copy; the last upload must be over before the next begins."""
+    """Small int32 arrays, brought to the device by one copy."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -60,7 +60,10 @@ class Staging:
             self._there = torch.empty(elements, dtype=torch.int32, device=self._device.device)
 
     def upload(self, arrays: Sequence[Ints]) -> list[torch.Tensor]:
-        """``arrays`` on the device, in their shapes: one behind the other, so that equal shapes mean equal places."""
+        """``arrays`` on the device, in their shapes: one behind the other, so that equal shapes mean equal places.
+
+        Waits for all that was launched before: it may still read what the last upload brought."""
+        self._device.synchronize()
         here, places, at = self._host.numpy(), [], 0
         for array in arrays:
             here[at : at + array.size] = array.reshape(-1)

@@ -115,6 +115,8 @@ class CudaDevice:
         self.tensor_cores = (facts.major, facts.minor) >= TENSOR_CORES
         self.description = f"{facts.name}, compute capability {facts.major}.{facts.minor}, CuPy {cupy.__version__}"
         self._streams: dict[int, Any] = {}
+        # One stream and one pool for all captures: cuBLAS keeps tens of megabytes for each stream that it has seen.
+        self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
 
     def raw_module(self, **arguments: Any) -> CudaModule:
@@ -147,11 +149,11 @@ class CudaDevice:
         torch.cuda.current_stream(self.device).synchronize()
 
     def capture(self, run: Callable[[], None]) -> Replay:
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self.device))
+        side, current = self._side, torch.cuda.current_stream(self.device)
+        side.wait_stream(current)
         with torch.cuda.stream(side):
             run()  # libraries take their memory, and modules are loaded, at a kernel's first launch on a stream
-        torch.cuda.current_stream(self.device).wait_stream(side)
+        current.wait_stream(side)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):

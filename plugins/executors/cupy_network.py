@@ -13,6 +13,10 @@ from .cupy_batch import CupyBatch
 from .cupy_graphs import DecodeGraphs, bucket_sizes
 from .cupy_ops import CupyOps
 
+#: Bytes that a step may save by reading a shared beginning once, from which on it runs kernel by kernel instead of as
+#: a graph: what a large device reads in the two milliseconds that launching its kernels one by one takes longer.
+WORTH_LAUNCHING = 8 * 2**30
+
 
 class CupyNetwork:
     """Implements ``loaded.Network``.  Logits are good until the next step."""
@@ -30,12 +34,12 @@ class CupyNetwork:
         num_rows = len(batch.context_lens)
         if batch.num_tokens > self._most_tokens or num_rows > self._most_rows:
             self._make_room(batch.num_tokens, num_rows)  # an allocator without a cache computes whole contexts
-        if size := self.graphs.size_of(batch):
+        if (size := self.graphs.size_of(batch)) and self.ops.saved_bytes(batch) < WORTH_LAUNCHING:
             self.ops.prepare_decode(batch, size)
             return self.graphs.replay(size)[: batch.num_rows]
         logits = self.model.forward(self.ops.prepare(batch))
         if logits is None:
-            self.ops.device.synchronize()  # no sampler will, and the next step overwrites what this one reads
+            self.ops.device.synchronize()  # no sampler will, and what goes wrong belongs to this step
         return logits
 
     def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:

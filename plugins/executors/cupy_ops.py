@@ -18,15 +18,17 @@ import numpy as np
 import torch
 
 from ..kernels.cuda.launch import Attention
+from ..kernels.cuda.launch import Pool as LayerPool
 from ..kernels.cuda.names import AttentionSpec
 from ..kernels.cuda.row_ops import RowOps
 from ..models.rope import Rotary
 from .batch import StepBatch
-from .cupy_batch import CupyBatch, Layout
+from .cupy_batch import CupyBatch, DecodeRows, Layout
 from .cupy_buffers import Buffers
 from .cupy_device import Device
 from .cupy_pool import Pool
-from .dtypes import KV_NAMES
+from .cupy_shared import MOST_PARTS, tokens_saved
+from .dtypes import KV_NAMES, head_bytes
 from .ops import HeadShape, KVShape
 
 if TYPE_CHECKING:
@@ -113,6 +115,12 @@ class CupyOps:
         The rows behind those of ``batch`` are empty: they are written nowhere and attend to nothing."""
         return self._layout.bring_decode(batch, size)
 
+    def saved_bytes(self, batch: StepBatch) -> int:
+        """Bytes that ``batch`` reads less than row by row, because rows of one token begin with the same blocks."""
+        heads = self.kv_shape.num_kv_heads * head_bytes(self.pool.parts[0].dtype, self.heads.head_dim)
+        layers = sum(not self.heads.window(layer) for layer in range(self.kv_shape.num_layers))
+        return tokens_saved(self._layout.shared(batch)) * 2 * heads * layers
+
     def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         self.pool.copy(copies)
 
@@ -149,18 +157,7 @@ class CupyOps:
         places = self.pool.layer(layer), batch.tables, batch.lengths
         width, stride = batch.table_width, self._attention.qkv_stride
         if rows := batch.decode:
-            self._attention.decode(
-                out,
-                q,
-                *places,
-                num_rows=rows.num_rows,
-                table_width=width,
-                q_stride=stride,
-                entries=rows.entries,
-                parts=rows.parts,
-                num_splits=rows.splits,
-                window=window,
-            )
+            self._decode(out, q, *places, rows, width, window)
         if rest := batch.prefill:
             self._attention.prefill(
                 out,
@@ -176,6 +173,41 @@ class CupyOps:
         if batch.num_real < len(q):
             out[batch.num_real :].zero_()
         return out
+
+    def _decode(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        pool: LayerPool,
+        tables: torch.Tensor,
+        lengths: torch.Tensor,
+        rows: DecodeRows,
+        width: int,
+        window: int,
+    ) -> None:
+        stride, shared = self._attention.qkv_stride, rows.shared
+        if shared and not window:
+            tiles = len(shared.tiles)
+            places = shared.parts, q, pool, tables, shared.tiles, shared.members
+            self._attention.prefix(*places, num_tiles=tiles, table_width=width, q_stride=stride)
+        else:
+            shared = None
+        self._attention.decode(
+            out,
+            q,
+            pool,
+            tables,
+            lengths,
+            num_rows=rows.num_rows,
+            table_width=width,
+            q_stride=stride,
+            entries=rows.entries,
+            parts=shared.parts if shared else rows.parts,
+            num_splits=rows.splits,
+            window=window,
+            firsts=shared and shared.firsts,
+            prefix_parts=shared and shared.prefix_parts,
+        )
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         out = self._wide.take("silu_mul", len(gate_up), gate_up.shape[1] // 2, self.dtype)
@@ -211,6 +243,7 @@ def workspace_bytes(
     logits = num_rows * model.vocab_size * (4 + (dtype.itemsize if dtype != torch.float32 else 0))
     selected = num_rows * 2 * model.hidden_size * dtype.itemsize
     tables = 2 * num_rows * table_width * 4  # where they arrive, and where graphs find them
-    parts = (num_rows + 2 * num_multiprocessors) * model.num_heads * (model.head_dim + 2) * 4
-    indices = (num_tokens * (3 + model.num_heads) + num_rows * 8 + 64) * 4
+    pairs = num_rows * (1 + MOST_PARTS) + 2 * num_multiprocessors
+    parts = pairs * model.num_heads * (model.head_dim + 2) * 4
+    indices = (num_tokens * (3 + model.num_heads) + num_rows * (12 + 8 * MOST_PARTS * model.num_heads) + 64) * 4
     return wide + logits + selected + tables + parts + indices

@@ -21,7 +21,7 @@ class Pool:
     ``[layers, blocks, kv_heads, block_size]``; the same again for blocks of the host.  Memory is taken once."""
 
     def __init__(self, kv: KVShape, dtype: torch.dtype, device: Device) -> None:
-        self.kv, self._device = kv, device
+        self.kv = kv
         self._copies, self._staging = BlockCopies(device.raw_module), Staging(device)
 
         def take(zeros: Callable[..., torch.Tensor], num_blocks: int) -> tuple[torch.Tensor, ...]:
@@ -46,7 +46,7 @@ class Pool:
 
     def copy(self, copies: tuple[tuple[int, int], ...]) -> None:
         """Copy whole blocks ``(source, target)`` in every layer, as if one after the other; numbers from ``num_blocks``
-        on are the host's.  They are done when this returns: block numbers lie in memory that the next call reuses."""
+        on are the host's."""
         count = self.kv.num_blocks
         sides = [self.parts, self.host_parts]
         self._staging.reserve(2 * len(copies), len(copies))
@@ -70,4 +70,3 @@ class Pool:
                     source_blocks=here.shape[1],
                     target_blocks=there.shape[1],
                 )
-        self._device.synchronize()
