@@ -74,7 +74,7 @@ class Collector:
             requests=requests,
             steps=tuple(self._steps),
             in_system_s=self._in_system_s,
-            counters=dict(counters),
+            counters={name: float(count) for name, count in counters.items()},
         )
 
     def _request(self, number: int, row: TraceRow) -> RequestRecord:

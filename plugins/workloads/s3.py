@@ -36,7 +36,7 @@ def make(size: str, seed: int, documents: int = 0, rate_per_s: float = 2.0, docu
         seed=seed,
         rows=tuple(rows),
         kv_tokens=max(documents_in_cache * sum(lengths) // count, max(lengths) * 3 // 2),
-        max_output=max(1, 300 // scale),
+        max_output=-(-300 // scale),
         scheduler={"max_running": 32, "token_budget": 512 if size == "full" else 64},
         primary=("itl_p99", "throughput"),
         guards=(Guard(metric="ttft_mean"),),
