@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,6 +36,7 @@ from .schema import GenerateRequest, parse
 from .settings import Config
 from .text.edge import TextEdge
 from .text.events import Accepted, Delta, Ended, TextEvent
+from .traces.recorder import TraceRecorder
 from .watchdog import Watchdog
 from .wire.control_v1 import ControlSession
 from .wire.llm_v1_frames import timing_ms
@@ -100,6 +102,9 @@ class Engine:
             return ExecutorThread(made, kernel.post_threadsafe, kernel.now)
 
         taps = [self.journal.record]
+        self._recorder = TraceRecorder(Path(settings.trace).expanduser()) if settings.trace else None
+        if self._recorder is not None:
+            taps.append(self._recorder.record)
         if self.registry.manager.hook.observe.get_hookimpls():
             taps.append(self._observe)
         self._watchdog = Watchdog(POLICY_LIMIT_S)
@@ -128,6 +133,8 @@ class Engine:
 
     async def __aenter__(self) -> Self:
         self._stack.callback(self.journal.close)
+        if self._recorder is not None:
+            self._stack.callback(self._recorder.close)
         self._stack.callback(self._watchdog.close)
         try:
             await self._stack.enter_async_context(self.kernel.running())

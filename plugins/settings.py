@@ -60,6 +60,7 @@ class JournalConfig(Section, frozen=True):
     path: str = "auto"  # JSONL folder; "auto": the user's state folder; "": none
     max_bytes: PosInt = 64 * 2**20  # per process; then the older half is dropped
     prompts: bool = False  # write token ids and text
+    trace: str = ""  # folder for a trace of the traffic: lengths, arrivals, prefix hashes; "": none
 
 
 class LogConfig(Section, frozen=True):

@@ -96,19 +96,24 @@ def fit(features: Floats, seconds: Floats, form: FormName) -> StepForm:
 
     Steps far off the rest, which something else on the machine disturbed, count less the further they are off.
     """
-    best, least = None, np.inf
-    for columns in candidates(form, features):
-        matrix, weight = columns.of(features), 1.0 / seconds
-        solution = np.zeros(matrix.shape[1])
-        for _ in range(_ROBUST_ROUNDS):
-            solution = nnls(matrix * weight[:, None], seconds * weight)
-            off = np.abs(matrix @ solution / seconds - 1)
-            weight = np.sqrt(1.0 / np.maximum(1.0, off / _ORDINARY)) / seconds
-        loss = float(np.minimum(off, 1.0).mean())
-        if loss < least:
-            best, least = columns.made(solution), loss
-    assert best is not None
-    return best
+    tried = [(_solve(columns, features, seconds), columns.knee) for columns in candidates(form, features)]
+    if form == "max":  # once more around the best knee
+        knees = [knee for _, knee in tried]
+        at = min(range(len(tried)), key=lambda index: tried[index][0][0])
+        around = np.linspace(knees[max(0, at - 1)], knees[min(len(knees) - 1, at + 1)], 10)
+        tried += [(_solve(Columns(form, float(knee)), features, seconds), float(knee)) for knee in around]
+    return min((solved for solved, _ in tried), key=lambda solved: solved[0])[1]
+
+
+def _solve(columns: Columns, features: Floats, seconds: Floats) -> tuple[float, StepForm]:
+    """(mean relative error, form)."""
+    matrix, weight = columns.of(features), 1.0 / seconds
+    solution, off = np.zeros(matrix.shape[1]), np.ones(len(seconds))
+    for _ in range(_ROBUST_ROUNDS):
+        solution = nnls(matrix * weight[:, None], seconds * weight)
+        off = np.abs(matrix @ solution / seconds - 1)
+        weight = np.sqrt(1.0 / np.maximum(1.0, off / _ORDINARY)) / seconds
+    return float(np.minimum(off, 1.0).mean()), columns.made(solution)
 
 
 def classes(features: Floats) -> list[str]:
@@ -151,4 +156,8 @@ def choose(features: Floats, seconds: Floats, folds: int = 5, seed: int = 0) -> 
     errors = {form: held_out_errors(features, seconds, form, folds, seed) for form in FORMS}
     medians = {form: float(np.median(errors[form])) for form in FORMS}
     best = min(FORMS, key=lambda form: medians[form])
-    return Chosen(fit(features, seconds, best), by_class(features, errors[best]), dict(medians))
+    return Chosen(
+        fit(features, seconds, best),
+        by_class(features, errors[best]),
+        {str(form): error for form, error in medians.items()},
+    )

@@ -52,7 +52,12 @@ def errors(run: Run, measured: Latencies, only: Sequence[int] | None = None) -> 
     """Relative errors of a played run: makespan (of all), percentiles of TTFT, TPOT and E2E (of ``only`` these)."""
     some = list(range(len(run.requests))) if only is None else list(only)
     requests = [run.requests[number] for number in some]
-    told = Latencies(*([column[number] for number in some] for column in measured))
+    told = Latencies(
+        [measured.ttft_s[number] for number in some],
+        [measured.e2e_s[number] for number in some],
+        [measured.arrival_s[number] for number in some],
+        [measured.output_tokens[number] for number in some],
+    )
     pairs = {
         "ttft": ([one.ttft_s for one in requests], told.ttft_s),
         "tpot": ([one.tpot_s for one in requests if one.tpot_s is not None], told.tpot_s),

@@ -1,4 +1,4 @@
-"""The heap driver and the asyncio driver under the same manual clock decide the same, byte for byte, for every policy."""
+"""The heap driver and the asyncio driver under the same manual clock decide the same bytes, for every policy."""
 
 from __future__ import annotations
 

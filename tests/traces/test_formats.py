@@ -23,7 +23,7 @@ def test_every_format_has_its_reader() -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "file", "options", "rows", "mean_in", "mean_out"),
+    ("kind", "file", "options", "rows", "mean_in", "mean_out"),
     [
         ("azure", "AzureLLMInferenceTrace_code.first40min.csv.gz", {}, 7491, 2040, 28),
         ("azure", "AzureLLMInferenceTrace_conv.first40min.csv.gz", {}, 14176, 1195, 201),
@@ -34,15 +34,15 @@ def test_every_format_has_its_reader() -> None:
     ],
 )
 def test_published_figures(
-    format: str,
+    kind: str,
     file: str,
     options: dict[str, Any],
     rows: int,
     mean_in: float,
     mean_out: float,
 ) -> None:
-    trace = read(format, DATA / file, **options)
-    close = 0.1 if format == "sharegpt" else 0.003  # 400 of its 30,731 rows
+    trace = read(kind, DATA / file, **options)
+    close = 0.1 if kind == "sharegpt" else 0.003  # 400 of its 30,731 rows
     assert len(trace.rows) == trace.provenance.rows_kept == rows
     assert sum(row.input_tokens for row in trace.rows) / rows == pytest.approx(mean_in, rel=close)
     assert sum(row.output_tokens for row in trace.rows) / rows == pytest.approx(mean_out, rel=close, abs=0.5)
@@ -85,8 +85,8 @@ def test_weka_sessions_are_closed_loops_with_sub_agents() -> None:
     shared = [set(row.prefix_blocks) for row in roots]
     assert set.intersection(*shared)  # tools and system prompt
     alone = read("weka", DATA / "weka_4_sessions.jsonl.gz", shared_prefix=False, seed=3).rows
-    first, *others = [set(row.prefix_blocks) for row in alone if row.parent is None]
-    assert not first & set.union(*others)
+    first, *others = [set[int](row.prefix_blocks) for row in alone if row.parent is None]
+    assert not first & set[int]().union(*others)
     small = read("weka", DATA / "weka_4_sessions.jsonl.gz", divide=8, seed=3).rows
     assert sum(row.input_tokens for row in small) == pytest.approx(sum(r.input_tokens for r in rows) / 8, rel=0.01)
 
@@ -139,7 +139,7 @@ def test_vllm_timed_trace_with_block_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "text", "said"),
+    ("kind", "text", "said"),
     [
         ("azure", "TIMESTAMP,ContextToken,GeneratedTokens\n", "line 1: there is no column 'ContextTokens'"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "line 2: TIMESTAMP = 'yesterday'"),
@@ -155,18 +155,18 @@ def test_vllm_timed_trace_with_block_ids(tmp_path: Path) -> None:
         ("servegen", "no archive", "is no archive"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(format: str, text: str, said: str, tmp_path: Path) -> None:  # noqa: A002
+def test_what_is_wrong_is_named_with_its_place(kind: str, text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "trace.txt"
     file.write_text(text)
     with pytest.raises(ConfigError, match=str(file.name)) as caught:
-        read(format, file)
+        read(kind, file)
     assert said in str(caught.value)
 
 
 def test_unknown_formats_options_and_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'azur'.*azure"):
+    with pytest.raises(ConfigError, match=r"'azur'.*azure"):
         read("azur", "x")
-    with pytest.raises(ConfigError, match="unknown option 'limt'.*limit"):
+    with pytest.raises(ConfigError, match=r"unknown option 'limt'.*limit"):
         read("azure", "x", limt=3)
     with pytest.raises(ConfigError, match="cannot be read"):
         read("azure", tmp_path / "absent.csv")

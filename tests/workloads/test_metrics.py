@@ -116,7 +116,7 @@ def test_unknown_metrics_name_the_nearest(metric: str) -> None:
 
 
 def test_unknown_classes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'shrt'.*short"):
+    with pytest.raises(ConfigError, match=r"'shrt'.*short"):
         value(view(A, B), "ttft_mean@shrt")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 
@@ -74,7 +75,7 @@ def test_s4_has_sub_agents_and_compactions() -> None:
 
 def test_s5_bursts_and_s7_tail() -> None:
     rows = scenario("S5", "full", 1).rows
-    gaps = [b.arrival_s - a.arrival_s for a, b in zip(rows, rows[1:], strict=False)]
+    gaps = [b.arrival_s - a.arrival_s for a, b in itertools.pairwise(rows)]
     assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(4, rel=0.25)
     on_off = scenario("S5", "full", 1, arrivals="on_off").rows
     assert all(row.arrival_s % 10 <= 2.0 + 1e-6 for row in on_off)

@@ -85,7 +85,7 @@ def read(
 def _gap_around(rng: np.random.Generator, family: str, shape: float, mean: float) -> float:
     """The gap that a random moment falls into: long ones are hit more often, or bursty clients would start early."""
     if family == "Weibull":
-        return float(rng.gamma(1 + 1 / shape)) ** (1 / shape) * mean / gamma(1 + 1 / shape)
+        return float(rng.gamma(1 + 1 / shape) ** (1 / shape)) * mean / gamma(1 + 1 / shape)
     return float(rng.gamma(shape + 1, mean / shape))
 
 

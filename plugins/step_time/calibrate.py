@@ -1,0 +1,188 @@
+"""Measures an executor on a designed grid of steps, and the host's turns, for a file of coefficients.
+
+Production steps are of little use for a fit: what they compute grows and shrinks together.  The grid has prefill alone,
+decode alone at three context lengths, both together, and random mixtures, in random order, several times over; the
+median of each point counts.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...core.errors import ConfigError
+from ...core.messages import GrantedRow, SamplingParams, Started, StepGrant, StepLaunch
+from ...core.policy import Executor, ExecutorInfo, Sampler, SamplerContext
+from ...core.registry import Registry
+from ..settings import Config
+from .features import Features, features_of
+from .files import StepTimeFile, Validation
+from .fit import choose
+from .turn_cost import fit_turns
+
+MOST_TOKENS = 10_240  # of KV in one step: all of it has to be computed once before it can be read
+
+
+class Point(NamedTuple):
+    """A step: pieces of prompts as (tokens, context before them), and the contexts of decoding sequences."""
+
+    prompts: tuple[tuple[int, int], ...]
+    contexts: tuple[int, ...]
+
+    @property
+    def num_blocks_of_16(self) -> int:
+        """An estimate of its size in the pool."""
+        return sum(-(-(a + b) // 16) for a, b in self.prompts) + sum(-(-n // 16) for n in self.contexts)
+
+
+def _powers(least: int, most: int) -> list[int]:
+    out = []
+    while least < most:
+        out.append(least)
+        least *= 2
+    return [*out, most]
+
+
+def grid(token_budget: int, max_running: int, max_context: int, pool_tokens: int, seed: int = 0) -> list[Point]:
+    """Points that fit the engine's limits: prefill 16 to the budget, decode 1 to the batch limit at three contexts,
+    mixtures, and as many random ones again for the fit to be tried on."""
+    rng = random.Random(seed)
+    most = min(token_budget, max_context - 1, pool_tokens // 2)
+    contexts = [n for n in (32, 128, 512) if n < max_context] or [max_context // 2]
+    batches = _powers(1, min(max_running, token_budget, 64))
+    points = [Point(((count, 0),), ()) for count in _powers(min(16, most), most)]
+    points += [Point(((min(64, most), n),), ()) for n in contexts]
+    points += [Point((), (n,) * batch) for batch in batches for n in contexts]
+    points += [
+        Point(((count, 0),), (contexts[1 % len(contexts)],) * batch)
+        for count in (min(16, most), min(64, most), min(256, most))
+        for batch in (2, 8, 24)
+        if count + batch <= token_budget and batch <= max_running
+    ]
+    for _ in range(len(points) // 2):
+        batch = round(2 ** rng.uniform(0, np.log2(max(batches))))
+        count = round(2 ** rng.uniform(3, np.log2(max(9, most - batch))))
+        before = rng.choice((0, 0, 64))
+        prompts = ((count, before),) if rng.random() < 0.6 and count + batch <= token_budget else ()
+        points.append(Point(prompts, tuple(rng.randint(8, max(contexts)) for _ in range(batch))))
+    fitting = [
+        point
+        for point in dict.fromkeys(points)
+        if 16 * point.num_blocks_of_16 <= min(pool_tokens * 0.9, MOST_TOKENS)
+        and all(a + b < max_context for a, b in point.prompts)
+        and all(n < max_context for n in point.contexts)
+    ]
+    if len(fitting) < 12:
+        raise ConfigError(
+            f"calibrate: only {len(fitting)} steps fit {pool_tokens} tokens of KV and {max_context} of context;"
+            " raise executor.memory or model.max_context"
+        )
+    return fitting
+
+
+class Bench:
+    """An executor with a sampler in front of it, and launches made for its pool."""
+
+    def __init__(self, executor: Executor, sampler: Sampler, info: ExecutorInfo, block_size: int) -> None:
+        self._executor, self._sampler, self._info, self._size = executor, sampler, info, block_size
+        self._step = 0
+
+    def fill(self, num_tokens: int) -> None:
+        """Compute so much of the pool once: memory that was never written may be slow, or no number."""
+        count = min(256, self._info.max_context - 1)
+        each = -(-count // self._size)
+        for start in range(0, min(self._info.num_blocks, -(-num_tokens // self._size) + each) - each + 1, each):
+            self.run(Point(((count, 0),), ()), start)
+
+    def run(self, point: Point, first_block: int = 0) -> tuple[Features, float]:
+        """One step: its features and the seconds that the executor took."""
+        launch = self._launch(point, first_block)
+        result = self._executor.execute(launch, self._sampler.run)
+        return features_of(launch.rows), result.finished - result.launched
+
+    def _launch(self, point: Point, first_block: int) -> StepLaunch:
+        self._step += 1
+        rows, block = [], first_block
+        pieces = [*point.prompts, *((1, n - 1) for n in point.contexts)]
+        for number, (count, start) in enumerate(pieces):
+            blocks = tuple(range(block, block + -(-(start + count) // self._size)))
+            block += len(blocks)
+            slots = tuple(blocks[at // self._size] * self._size + at % self._size for at in range(start, start + count))
+            ids = tuple(20 + (at * 7919 + number) % (self._info.vocab_size - 40) for at in range(count))
+            rows.append(GrantedRow(f"c{number}", start, count, ids, True, blocks, slots))
+        sampling = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)
+        started = tuple(Started(row.rid, row.token_ids or (), row.count, 0, sampling) for row in rows)
+        grant = StepGrant(self._step, tuple(rows), started, tuple(row.rid for row in rows) if self._step > 1 else ())
+        made = [message for message in self._sampler.handle(grant, 0.0) if isinstance(message, StepLaunch)]
+        return made[0]
+
+
+def measure(
+    bench: Bench, points: Sequence[Point], repeats: int, progress: Callable[[str], None], seed: int = 0
+) -> Iterator[tuple[Features, float]]:
+    """Each point's features and its median seconds over ``repeats`` rounds in random order; one round warms up."""
+    rng, taken = random.Random(seed), [list[float]() for _ in points]
+    features: list[Features] = [Features(0, 0, 0, 0)] * len(points)
+    for turn in range(repeats + 1):
+        for index in rng.sample(range(len(points)), len(points)):
+            features[index], seconds = bench.run(points[index])
+            if turn:
+                taken[index].append(seconds)
+        progress(f"round {turn} of {repeats}: {len(points)} steps" if turn else "warmed up")
+    for one, times in zip(features, taken, strict=True):
+        yield one, statistics.median(times)
+
+
+def calibrate(
+    config: Config,
+    registry: Registry,
+    repeats: int = 5,
+    policies: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda _line: None,
+    executor: Executor | None = None,
+) -> StepTimeFile:
+    """Measure the configured executor (or ``executor``) and return the file.  Raises ConfigError."""
+    made: Any = executor or registry.make("executor", config.executor.use, config.executor.options, config)
+    info: ExecutorInfo = made.load(progress)
+    try:
+        ends = SamplerContext(info.vocab_size, info.end_token_ids)
+        sampler = registry.make("sampler", config.sampler.use, config.sampler.options, ends)
+        size, limits = config.allocator.block_size, config.scheduler
+        points = grid(limits.token_budget, limits.max_running, info.max_context, info.num_blocks * size)
+        bench = Bench(made, sampler, info, size)
+        progress("writing KV memory")
+        bench.fill(max(16 * point.num_blocks_of_16 for point in points))
+        measured = list(measure(bench, points, repeats, progress))
+    finally:
+        made.close()
+    features = np.asarray([list(one) for one, _ in measured], np.float64)
+    chosen = choose(features, np.asarray([seconds for _, seconds in measured]))
+    costs = fit_turns(registry, policies, progress)
+    method = f"{len(points)} steps, median of {repeats} rounds, five folds held out; forms: median held-out error"
+    return StepTimeFile(
+        machine=machine(),
+        model=info.model,
+        source="mainspring calibrate",
+        step=chosen.step,
+        validation=Validation(method=method, held_out=chosen.held_out, forms=chosen.forms),
+        policy_cost=costs,
+        details={"executor": info.detail, "python": platform.python_version(), "blocks": str(info.num_blocks)},
+    )
+
+
+def machine() -> str:
+    """Processor and cores, as the operating system names them."""
+    name = platform.processor() or platform.machine()
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass  # not Linux
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"
