@@ -17,7 +17,8 @@ from ..schema import GenerateRequest
 from ..text.events import TextEvent
 
 MAX_SOURCE_BYTES = 64 * 1024  # of one answer's waiting text, then it is paused
-MAX_OUTBOX_BYTES = 512 * 1024  # shared by the answers of one connection
+MAX_OUTBOX_BYTES = 256 * 1024  # shared by the answers of one connection
+MAX_PARTS = 256  # of a text that waits, each a string of its own with 50 bytes around it; then they are joined
 SOURCE_BYTES = 512  # what the frames around a text are counted as
 TOKEN_BYTES = 36  # an id that waits: an integer object and its place in a list
 
@@ -122,6 +123,8 @@ class Source:
             self.waiting_bytes += TOKEN_BYTES * len(token_ids)
         if text:
             self._parts.append(text)
+            if len(self._parts) > MAX_PARTS:
+                self._parts[:] = ["".join(self._parts)]
             self.waiting_bytes += len(text) if text.isascii() else 3 * len(text)
         elif not self._tokens:
             return
