@@ -62,9 +62,13 @@ class HttpGateway(WebSocketGateway):
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
+            limit_concurrency=self._config.server.max_connections,
         )
         config.load()
-        return switching(lambda: self._protocol(config, self._state, {}))
+        return switching(
+            lambda: self._protocol(config, self._state, {}),
+            lambda protocol: isinstance(protocol, self._protocol) and protocol.cycle is not None,
+        )
 
     async def flush(self) -> None:
         """Also for the answers over HTTP."""

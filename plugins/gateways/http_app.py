@@ -154,7 +154,11 @@ class HttpApp:
             raise ClientError("invalid_request", f"{path} answers POST")
         if self._hub.port.draining or not self._hub.port.ready:
             raise ClientError("draining" if self._hub.port.draining else "overloaded", "the server is not ready")
-        body = await self._body(receive)
+        try:
+            body = await self._body(receive)
+        except TimeoutError:
+            self._abort(scope["client"])
+            return
         if body is not None:
             await handle(Call(body, peer, received, receive, send, scope["client"]))
 
@@ -175,10 +179,11 @@ class HttpApp:
         await send({"type": "http.response.body", "body": made.body if method == "GET" else b""})
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """The whole body; None if the client has gone."""
+        """The whole body; None if the client has gone.  Raises TimeoutError if nothing more of it comes."""
         body, limit = bytearray(), self._hub.server.max_message_bytes
         while True:
-            message = await receive()
+            async with asyncio.timeout(self._hub.server.write_deadline_s):
+                message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             body += message.get("body", b"")

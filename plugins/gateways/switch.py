@@ -15,12 +15,15 @@ from websockets.asyncio.server import ServerConnection
 
 from .guarded import GuardedConnection
 
-FIRST_BYTES_S = 10.0  # for the first bytes to come
+HEAD_S = 10.0  # for the first bytes to come, and for the head of a first request with a body
 WITH_BODY = (b"POST ", b"PUT ", b"PATCH ", b"DELETE ", b"OPTIONS ")
 
 
-def switching(make_other: Callable[[], asyncio.Protocol]) -> type[ServerConnection]:
-    """A connection class for ``serve(create_connection=...)``; ``make_other`` makes the protocol for bodies."""
+def switching(
+    make_other: Callable[[], asyncio.Protocol], has_head: Callable[[asyncio.Protocol], bool]
+) -> type[ServerConnection]:
+    """A connection class for ``serve(create_connection=...)``; ``make_other`` makes the protocol for bodies, and
+    ``has_head`` tells whether it has got the head of a request."""
 
     class Switch(GuardedConnection):
         _chosen = False
@@ -29,7 +32,7 @@ def switching(make_other: Callable[[], asyncio.Protocol]) -> type[ServerConnecti
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             self._waiting = cast(asyncio.Transport, transport)
-            self._timer = asyncio.get_running_loop().call_later(FIRST_BYTES_S, self._waiting.abort)
+            self._timer = asyncio.get_running_loop().call_later(HEAD_S, self._waiting.abort)
 
         def data_received(self, data: bytes) -> None:
             if self._chosen:
@@ -44,6 +47,7 @@ def switching(make_other: Callable[[], asyncio.Protocol]) -> type[ServerConnecti
                 self._waiting.set_protocol(other)
                 other.connection_made(self._waiting)
                 other.data_received(self._begun)
+                asyncio.get_running_loop().call_later(HEAD_S, self._look_at, other)
             else:
                 self._chosen = True
                 super().connection_made(self._waiting)
@@ -57,6 +61,10 @@ def switching(make_other: Callable[[], asyncio.Protocol]) -> type[ServerConnecti
             self._choose()
             if self._chosen:
                 super().connection_lost(exc)
+
+        def _look_at(self, other: asyncio.Protocol) -> None:
+            if not has_head(other):
+                self._waiting.abort()
 
         def _choose(self) -> None:
             if self._timer is not None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 
 import pytest
 import structlog
 
-from mainspring.plugins.gateways import connection
+from mainspring.plugins.gateways import connection, switch
 from mainspring.plugins.gateways.guarded import MAX_REPLY_BYTES
 
 from .fakes import Served, client_frame, collect, generate, handshake, receive, serve
 
 pytestmark = pytest.mark.anyio
+COMPLETE = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"
 
 
 def piece(payload: bytes, opcode: int, last: bool) -> bytes:
@@ -164,3 +166,19 @@ async def test_many_ids_many_times() -> None:
             assert refused > 0 and started > 0 and started + refused == 600 and started == ended
         await served.text.until_live(0)
         assert (served.hub.admission.requests, served.hub.admission.num_queued) == ({}, 0)
+
+
+@pytest.mark.parametrize("begun", [b"PO", b"POST /v1/completions HTTP/1.1\r\nHost: loc", COMPLETE + b'{"pro'])
+async def test_a_request_over_http_that_never_ends_is_cut(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow heads and bodies hold a connection no longer than they may."""
+    pytest.importorskip("uvicorn")
+    from mainspring.plugins.gateways.http import HttpGateway
+
+    monkeypatch.setattr(switch, "HEAD_S", 0.2)
+    async with serve(kind=HttpGateway, write_deadline_s=0.2) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.gateway.port)
+        writer.write(begun)
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read(-1) == b""
+        writer.close()

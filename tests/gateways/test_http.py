@@ -243,7 +243,7 @@ async def test_draining_refuses_new_work_and_lets_the_old_end() -> None:
 
 
 async def test_a_connection_that_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mainspring.plugins.gateways.switch.FIRST_BYTES_S", 0.05)
+    monkeypatch.setattr("mainspring.plugins.gateways.switch.HEAD_S", 0.05)
     async with http() as served:
         for first in (b"", b"PO"):
             reader, writer = await asyncio.open_connection("127.0.0.1", served.gateway.port)
