@@ -160,6 +160,22 @@ def plugins(config: Config, where: str) -> Finding:
     return Finding("plugins", "ok", ", ".join(f"{slot} {use}" for slot, use, _ in chosen(config)))
 
 
+def device() -> Finding:
+    """A CUDA device that the executor ``cupy`` could run on; none is no fault, one that cannot be used is a warning."""
+    try:
+        module = importlib.import_module("torch")
+        from .executors.cupy_device import device_trouble
+
+        trouble = device_trouble()
+        if trouble is None:
+            return Finding("device", "ok", str(module.cuda.get_device_name(0)))
+        if not module.cuda.is_available():
+            return Finding("device", "ok", f"none, so the model runs on the CPU: {trouble}")
+    except Exception as error:  # noqa: BLE001 - a broken driver fails in many ways
+        trouble = f"{type(error).__name__}: {error}"
+    return Finding("device", "warn", trouble, "mend it, or set executor.use = 'torch'")
+
+
 def compiler() -> Finding:
     found = shutil.which(os.environ.get("CXX", "g++"))
     if found:
@@ -172,6 +188,7 @@ def examine(load: Callable[[], tuple[Config, str]]) -> Iterator[Finding]:
     yield python()
     yield package()
     yield torch()
+    yield device()
     yield compiler()
     try:
         config, where = load()

@@ -129,6 +129,36 @@ def test_the_default_plugins_load() -> None:
     assert doctor.plugins(Config(), "test").state == "ok"
 
 
+@pytest.mark.parametrize(
+    ("trouble", "available", "state", "text"),
+    [
+        (None, True, "ok", "Model X"),
+        ("CuPy is not installed", True, "warn", "CuPy is not installed"),
+        ("torch has no CUDA", False, "ok", "none, so the model runs on the CPU: torch has no CUDA"),
+    ],
+)
+def test_device(monkeypatch: pytest.MonkeyPatch, trouble: str | None, available: bool, state: str, text: str) -> None:
+    import torch
+
+    from mainspring.plugins.executors import cupy_device
+
+    monkeypatch.setattr(cupy_device, "device_trouble", lambda: trouble)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Model X")
+    finding = doctor.device()
+    assert (finding.state, finding.detail) == (state, text)
+
+
+def test_a_device_whose_driver_fails_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mainspring.plugins.executors import cupy_device
+
+    def broken() -> None:
+        raise RuntimeError("unknown error")
+
+    monkeypatch.setattr(cupy_device, "device_trouble", broken)
+    assert (doctor.device().state, doctor.device().detail) == ("warn", "RuntimeError: unknown error")
+
+
 def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert doctor.compiler().state == "warn"

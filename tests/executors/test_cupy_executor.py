@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,6 +126,17 @@ def test_a_failed_compilation_is_the_engines_fault(folder: Path, monkeypatch: py
 def test_models_that_no_kernel_is_made_for(tmp_path: Path, fields: dict[str, Any], text: str) -> None:
     write_tiny_model(tmp_path, **fields)
     with pytest.raises(ConfigError, match=rf"executor\.use = 'cupy': {text}: set executor\.use = 'torch'"):
+        loaded(config(tmp_path))
+
+
+def test_models_that_run_through_transformers(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, head_dim=64)
+    facts = json.loads((tmp_path / "config.json").read_text())
+    facts |= {"architectures": ["OlmoForCausalLM"], "model_type": "olmo"}
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    with pytest.raises(
+        ConfigError, match=r"'cupy': OlmoForCausalLM runs through transformers, .*executor\.use = 'torch'"
+    ):
         loaded(config(tmp_path))
 
 
