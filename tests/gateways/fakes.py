@@ -238,6 +238,7 @@ async def serve(
     gateway.bind()
     await gateway.start(port)
     task = asyncio.create_task(gateway.run(port))
+    await asyncio.sleep(0)  # a task that is cancelled before its first step closes nothing
     try:
         yield Served(gateway, port, text)
     finally:
