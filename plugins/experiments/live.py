@@ -38,6 +38,8 @@ WARM_REQUESTS, WARM_TOKENS = 4, 4
 #: A run may take so long beyond its last scheduled arrival.
 PATIENCE_S = 1800.0
 
+#: A run, output ids by row, and when the host counted by step.
+Seen = tuple[Run, dict[int, list[int]], dict[int, float]]
 MakeExecutor = Callable[[Config], Executor]
 
 
@@ -83,8 +85,8 @@ class LiveClock:
         busy = f"{min(self._loads):.1f} to {max(self._loads):.1f}"
         self.description["load average"] = f"{busy} at the starts of runs, on {os.cpu_count()} cores"
         started = time.monotonic()
-        run, outputs = asyncio.run(self._play(arm, made, seed))
-        return Played(run, outputs, time.monotonic() - started)
+        run, outputs, counted_at = asyncio.run(self._play(arm, made, seed))
+        return Played(run, outputs, time.monotonic() - started, counted_at)
 
     def alone(self, arm: Arm) -> Alone | None:
         """Not known without playing it."""
@@ -94,16 +96,14 @@ class LiveClock:
         while self._kept:
             self._kept.popitem()[1].end()
 
-    async def _play(self, arm: Arm, made: Scenario, seed: int) -> tuple[Run, dict[int, list[int]]]:
+    async def _play(self, arm: Arm, made: Scenario, seed: int) -> Seen:
         executor = self._executor(arm.config)
         if not executor.warm:
             await self._run(arm, warm_up(made), seed, executor)
             executor.warm = True
         return await self._run(arm, made, seed, executor)
 
-    async def _run(
-        self, arm: Arm, made: Scenario, seed: int, executor: KeptExecutor
-    ) -> tuple[Run, dict[int, list[int]]]:
+    async def _run(self, arm: Arm, made: Scenario, seed: int, executor: KeptExecutor) -> Seen:
         def edge(kernel: Kernel) -> ExecutorEdge:
             return ExecutorThread(executor, kernel.post_threadsafe, kernel.now)
 
@@ -119,7 +119,7 @@ class LiveClock:
         async with kernel.running():
             self.description["model"], self.description["executor"] = kernel.info.model, kernel.info.detail
             run = await player.play(max(row.arrival_s for row in made.rows) + PATIENCE_S)
-        return run, player.output_ids()
+        return run, player.output_ids(), player.counted_at
 
     def _executor(self, config: Config) -> KeptExecutor:
         limits = config.scheduler.token_budget, config.scheduler.max_running

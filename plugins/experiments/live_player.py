@@ -41,9 +41,12 @@ class LivePlayer:
         self._seed = seed
         self._collect = Collector(made.rows)
         self._features: dict[int, tuple[Features, int, int, int, float]] = {}
+        self.counted_at: dict[
+            int, float
+        ] = {}  # step -> when running and waiting were counted, from the start of the run
         self._ids: dict[int, list[int]] = {}
         self._ended = 0
-        self._woken = self._policy_s = 0.0
+        self._woken = self._policy_s = self._zero = 0.0
         self._done: asyncio.Future[None] | None = None
         self._port: KernelPort | None = None
 
@@ -81,6 +84,7 @@ class LivePlayer:
             self._policy_s = now - self._woken
         elif isinstance(message, StepLaunch) and message.rows and self._port is not None:
             stats = self._port.stats()
+            self.counted_at[message.step] = now - self._zero
             counts = len(message.rows), int(stats["running"]), int(stats["waiting"])
             self._features[message.step] = features_of(message.rows, message.padding), *counts, self._policy_s
         elif isinstance(message, StepResult) and message.step in self._features:
@@ -92,7 +96,7 @@ class LivePlayer:
     async def play(self, timeout_s: float) -> Run:
         """Submit everything when it is due and wait until all have ended, at most ``timeout_s``."""
         assert self._port is not None and self._done is not None
-        zero = self._port.now() + 0.05
+        self._zero = zero = self._port.now() + 0.05
         for number in self._traffic.roots:
             self._later(zero + self._made.rows[number].arrival_s, number)
         try:

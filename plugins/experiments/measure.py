@@ -142,7 +142,13 @@ def _warm_from(whole: View, share: float) -> float:
     return whole.first_s + share * (whole.last_arrival_s - whole.first_s)
 
 
-def facts(run: Run, made: Scenario, spec: ExperimentSpec, ids_digest: str = "") -> Facts:
+def facts(
+    run: Run,
+    made: Scenario,
+    spec: ExperimentSpec,
+    ids_digest: str = "",
+    counted_at: Mapping[int, float] | None = None,
+) -> Facts:
     """What the checks need to know of a run."""
     whole = View(run, made)
     measured = View(run, made, from_s=_warm_from(whole, spec.warmup)).requests
@@ -154,7 +160,7 @@ def facts(run: Run, made: Scenario, spec: ExperimentSpec, ids_digest: str = "") 
         measured=len(measured),
         lost=len(lost),
         output_tokens=sum(one.output_tokens for one in run.requests),
-        little_error=little_error(run) if all(one.complete for one in run.requests) else None,
+        little_error=little_error(run, counted_at) if all(one.complete for one in run.requests) else None,
         lag_p99_s=percentile(late, 99) if late else 0.0,
         median_ttft_s=ttft if math.isfinite(ttft) else None,
         makespan_s=run.makespan_s,
@@ -163,12 +169,13 @@ def facts(run: Run, made: Scenario, spec: ExperimentSpec, ids_digest: str = "") 
     )
 
 
-def little_error(run: Run) -> float | None:
+def little_error(run: Run, counted_at: Mapping[int, float] | None = None) -> float | None:
     """Little's law as it holds for every run: the area under the number in the system is the sum of the latencies.
 
     The number is counted twice at each launch: by the host (running and waiting), and from the requests' own arrivals
     and ends, whose area is that of their latencies.  Relative difference of the two areas over the time of the steps;
-    None for a run without steps.  Who came in the very moment of a launch may be counted or not.
+    None for a run without steps.  Who came in the very moment of a launch may be counted or not.  ``counted_at``: by
+    step, when the host counted, if that is not when the decision was made.
     """
     steps = run.steps
     if not steps:
@@ -177,7 +184,7 @@ def little_error(run: Run) -> float | None:
     ends = sorted(one.finished_s for one in run.requests if one.finished_s is not None)
     counted = least = most = 0.0
     for step in steps:
-        planned = step.launched_s - step.policy_s
+        planned = (counted_at or {}).get(step.step, step.launched_s - step.policy_s)
         gone = bisect_right(ends, planned + _SAME)
         counted += (step.running + step.waiting) * step.seconds
         least += (bisect_left(arrivals, planned - _SAME) - gone) * step.seconds
@@ -196,6 +203,7 @@ def summarise(
     role: str,
     alone: Alone | None = None,
     outputs: Mapping[int, Sequence[int]] | None = None,
+    counted_at: Mapping[int, float] | None = None,
     took_s: float = 0.0,
 ) -> Summary:
     """What is kept of ``run``; ``outputs`` are token ids by row, where a model made them."""
@@ -212,7 +220,7 @@ def summarise(
         seed=seed,
         role=role,
         metrics={**measure(run, made, spec, alone), **extra},
-        facts=facts(run, made, spec, ids_digest),
+        facts=facts(run, made, spec, ids_digest, counted_at),
         columns=Columns(
             arrival=[round(one.arrival_s, 6) for one in requests],
             scheduled=[_rounded(one.scheduled_s) for one in requests],

@@ -136,7 +136,7 @@ class Runner:
         made = workload.at_rate(self.source(task.seed), task.level.rate)
         arm = self.arms[task.arm]
         role = PAIR if task.role == REPEAT else task.role  # the same noise too
-        run, outputs, took_s = self.clock.play(arm, made, task.seed, role)
+        run, outputs, took_s, counted_at = self.clock.play(arm, made, task.seed, role)
         summary = summarise(
             run,
             made,
@@ -147,6 +147,7 @@ class Runner:
             role=task.role,
             alone=self.clock.alone(arm),
             outputs=outputs,
+            counted_at=counted_at,
             took_s=took_s,
         )
         self.store.put(summary)

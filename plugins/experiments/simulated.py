@@ -20,11 +20,13 @@ from .spec import Experiment
 
 
 class Played(NamedTuple):
-    """A run, its output ids by row (empty if no model made them), and the real seconds that it took."""
+    """A run, its output ids by row (empty if no model made them), the real seconds that it took, and by step when the
+    host counted its requests (empty: when it decided)."""
 
     run: Run
     outputs: dict[int, list[int]]
     took_s: float
+    counted_at: dict[int, float]
 
 
 class KnownPlugins(Registry):
@@ -68,7 +70,7 @@ class SimulatedClock:
             known_lengths=self._spec.known_lengths,
             registry=self._registry,
         )
-        return Played(run, {}, time.monotonic() - started)
+        return Played(run, {}, time.monotonic() - started, {})
 
     def alone(self, arm: Arm) -> Alone:
         """Seconds of a request alone on the idle engine: its prompt in chunks of the budget, then token by token."""
