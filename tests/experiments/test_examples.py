@@ -14,6 +14,7 @@ from tests.experiments.lab import STEPS
 from mainspring.plugins.config_file import flatten
 from mainspring.plugins.experiments import arms, spec, workload
 from mainspring.plugins.experiments.run import run
+from mainspring.plugins.experiments.simulated import SimulatedClock
 from mainspring.plugins.workloads.scenario import NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,7 @@ def test_an_example_is_good_as_it_stands(path: Path) -> None:
     scenario = workload.source(experiment)(0)
     assert arms.make(experiment, scenario).keys() == experiment.spec.arms.keys()
     assert experiment.spec.primary in scenario.primary
+    assert SimulatedClock(experiment).machine.step.c0 > 0
 
 
 @pytest.mark.parametrize("path", CLASSICS, ids=lambda path: path.stem)
