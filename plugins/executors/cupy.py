@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
@@ -63,6 +64,11 @@ class CupyExecutor(TorchExecutor):
         backend = CupyBackend(self.config, self.options, device, formats, progress)
         self._loaded = loaded = load_family(self.config, checkpoint, formats, progress, backend)
         return self.info(loaded, f"torch {torch.__version__}, {device.description}", formats)
+
+    def close(self) -> None:
+        """Free weights and pool now: an executor that takes this one's place measures what is free."""
+        super().close()
+        gc.collect()
 
 
 class CupyBackend(Backend):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from mainspring.core.errors import ConfigError, EngineFault
-from mainspring.plugins.executors.cupy_device import CudaModule, device_trouble, find_device
+from mainspring.plugins.executors.cupy_device import CudaDevice, CudaModule, device_trouble, find_device
 
 
 class Compiler(Exception):
@@ -155,3 +156,106 @@ def test_a_compile_error_is_shown_in_full() -> None:
         module(broken)
     assert text in str(caught.value)
     assert "k<float>" in str(caught.value)
+
+
+class Stream:
+    """A stream of torch: waits are written down."""
+
+    def __init__(self, log: list[str], number: int) -> None:
+        self.log, self.cuda_stream = log, number
+
+    def wait_stream(self, other: Stream) -> None:
+        self.log.append(f"{self.cuda_stream} waits for {other.cuda_stream}")
+
+    def synchronize(self) -> None:
+        self.log.append(f"synchronize {self.cuda_stream}")
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.cuda_stream)
+
+
+class Torch:
+    """``torch.cuda`` as far as a device uses it, with the current stream and a log of what happened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.current = Stream(self.log, 0)
+        facts = SimpleNamespace(multi_processor_count=132, major=9, minor=0, name="Model X")
+        for name, value in {
+            "set_device": lambda index: self.log.append(f"torch uses {index}"),
+            "get_device_properties": lambda index: facts,
+            "Stream": lambda device: Stream(self.log, 7),
+            "current_stream": lambda device=None: self.current,
+            "stream": self.on,
+            "synchronize": lambda device: self.log.append("synchronize all"),
+            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: self.log.append("replay"), pool=lambda: "the pool"),
+            "graph": self.capturing,
+            "mem_get_info": lambda device: (100, 1000),
+            "memory_reserved": lambda device: 50,
+            "memory_allocated": lambda device: 20,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    @contextmanager
+    def capturing(self, graph: Any, *, pool: Any, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        self.log.append(f"capture on {stream.cuda_stream}, pool {pool}, {capture_error_mode}")
+        with self.on(stream):
+            yield
+
+
+def cupy_of(log: list[str], with_protocol: bool) -> Any:
+    def used(index: int) -> Any:
+        return SimpleNamespace(use=lambda: log.append(f"CuPy uses {index}"))
+
+    def external(number: int, device: int) -> str:
+        log.append("new name for a stream")
+        return f"stream {number} of device {device}"
+
+    def from_external(stream: Stream) -> str:
+        log.append("new name for a stream")
+        return f"stream {stream.__cuda_stream__()[1]}"
+
+    streams = SimpleNamespace(from_external=from_external) if with_protocol else SimpleNamespace()
+    cuda = SimpleNamespace(Device=used, Stream=streams, ExternalStream=external)
+    return SimpleNamespace(__version__="14.2.0", cuda=cuda, RawModule=Raw)
+
+
+def test_a_device_tells_about_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Torch(monkeypatch)
+    device = CudaDevice(1, cupy_of(fake.log, True))
+    assert fake.log == ["torch uses 1", "CuPy uses 1"]
+    assert (device.num_multiprocessors, device.tensor_cores, device.device) == (132, True, torch.device("cuda", 1))
+    assert device.description == "Model X, compute capability 9.0, CuPy 14.2.0"
+    assert device.free_bytes() == 130  # what torch keeps for itself and does not use counts
+    device.synchronize()
+    assert fake.log[-1] == "synchronize 0"
+
+
+@pytest.mark.parametrize(("with_protocol", "name"), [(True, "stream {}"), (False, "stream {} of device 1")])
+def test_captures_run_once_before_on_a_stream_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, with_protocol: bool, name: str
+) -> None:
+    fake = Torch(monkeypatch)
+    device = CudaDevice(1, cupy_of(fake.log, with_protocol))
+    made = device.raw_module(code="text", name_expressions=("k",))
+    launch, raw = made.get_function("k"), made._module
+    fake.log.clear()
+    replays = [device.capture(lambda: launch((1,), (32,), (), shared_mem=0)) for _ in range(2)]
+    launch((1,), (32,), ())
+    replays[1]()
+    assert [call[4] for call in raw.launches] == [name.format(7)] * 4 + [name.format(0)]
+    around = ["7 waits for 0", "0 waits for 7", "synchronize all"]
+    assert [line for line in fake.log if line != "new name for a stream"] == [
+        *around,
+        "capture on 7, pool None, thread_local",
+        *around,
+        "capture on 7, pool the pool, thread_local",
+        "replay",
+    ]
+    assert fake.log.count("new name for a stream") == 2
