@@ -251,6 +251,7 @@ class ResponsesSession(Outbox):
             self._num_waiting -= 1
             try:
                 if isinstance(event, RefusedEvent):
+                    self.history.drop(event.previous)
                     raise event.error
                 self._num_bytes -= event.num_bytes
                 stream = self._open(event)

@@ -60,11 +60,13 @@ class SteerEvent(NamedTuple):
 
 
 class RefusedEvent(NamedTuple):
-    """``create``: it was a ``response.create``, so its error waits for its lane's turn."""
+    """``create``: it was a ``response.create``, so its error waits for its lane's turn; it meant to continue
+    ``previous``."""
 
     error: ClientError
     lane: str | None = None
     create: bool = False
+    previous: str | None = None
 
 
 ClientEvent = CreateEvent | CancelEvent | SteerEvent | RefusedEvent
@@ -93,7 +95,8 @@ def parse_event(text: str | bytes) -> ClientEvent:
             return CancelEvent(typed(event, "response_id", str, "a string"), lane)
         return _create(event, lane, len(text))
     except ClientError as error:
-        return RefusedEvent(error, lane, kind == "response.create")
+        previous = event.get("previous_response_id")
+        return RefusedEvent(error, lane, kind == "response.create", previous if isinstance(previous, str) else None)
 
 
 def _create(event: dict[str, Any], lane: str | None, num_bytes: int) -> CreateEvent:
