@@ -237,11 +237,14 @@ class Session(Outbox):
     def attach(self, stream: Stream, after: int) -> None:
         """Take over a stream behind its frame ``after``; its old session is told.  Raises ClientError."""
         stream.rewind(after)
-        if isinstance(stream.outbox, Session):
-            old = stream.outbox
+        if isinstance(old := stream.outbox, Session):
+            # Its end has not been sent there, and no other stream has its name there meanwhile.
+            unfinished = stream.queued or old.streams.get(stream.id) is stream
+            tell = unfinished and old is not self and old.streams.get(stream.id) in (None, stream)
             stream.detach()
-            detached = ClientError("detached", "the stream was resumed on another connection")
-            old.queue(encode(error_frame(detached, stream.id)))
+            if tell:
+                detached = ClientError("detached", "the stream was resumed on another connection")
+                old.queue(encode(error_frame(detached, stream.id)))
         stream.outbox = self
         if stream.finish is None:
             self.streams[stream.id] = stream

@@ -161,3 +161,34 @@ async def test_drain_ends_retained_streams_too() -> None:
         assert served.text.num_live == 1
         await served.gateway.drain()
         await served.text.until_live(0)
+
+
+async def ended(ws: ClientConnection, name: str) -> str:
+    """A stream that has ended and could still be resumed: its token."""
+    await generate(ws, name, max_tokens=3, retain_s=30)
+    frames = (await collect(ws, name))[name]
+    token: str = frames[0]["resume"]
+    return token
+
+
+async def test_a_stream_may_be_read_again_where_it_ended() -> None:
+    """E5: no word of a takeover, since nobody lost anything."""
+    async with serve() as served, served.client() as ws:
+        token = await ended(ws, "a")
+        for _ in range(2):
+            await send(ws, type="resume", id="a", token=token, after=-1)
+            frames = (await collect(ws, "a"))["a"]
+            assert [frame["type"] for frame in frames] == ["start", "delta", "delta", "delta", "done"]
+
+
+async def test_a_resume_elsewhere_does_not_end_another_stream_of_that_name() -> None:
+    """E-02: the name is in use again on the first connection when its old bearer is read on a second one."""
+    async with serve() as served, served.client() as one, served.client() as two:
+        token = await ended(one, "a")
+        await generate(one, "a", "hold", max_tokens=3)
+        assert (await receive(one))["type"] == "start"
+        await send(two, type="resume", id="a", token=token, after=0)
+        while (await receive(two))["type"] != "done":
+            pass
+        await send(one, type="cancel", id="a")
+        assert (await receive(one))["reason"] == "cancelled"
