@@ -19,7 +19,9 @@ from .fakes import Served, collect, generate, serve
 pytestmark = pytest.mark.anyio
 
 WORDS = ["generate", "cancel", "resume", "ping", "response.create", "response.cancel", "response.steer", "x"]
+WORDS += ["session.update", "conversation.item.create", "conversation.item.delete", "root", "none", "user", "message"]
 FIELDS = ("type", "id", "prompt", "token_ids", "messages", "input", "model", "stop", "stream_id", "token", "after")
+FIELDS += ("item", "response", "session", "role", "content", "item_id", "response_id", "conversation", "max_tokens")
 
 
 def junk(chance: random.Random, depth: int = 0) -> Any:
@@ -54,6 +56,8 @@ def message(chance: random.Random, tokens: list[str]) -> str:
         frame = {"type": "response.create", "input": "hi", "stream_id": name, "max_output_tokens": chance.randrange(9)}
     elif dice == 14:
         frame = {"type": "response.cancel", "stream_id": name}
+    elif dice == 16:
+        frame = realtime_event(chance)
     elif dice == 15:
         frame = {"type": "ping", "x": junk(chance)}
     else:
@@ -63,9 +67,23 @@ def message(chance: random.Random, tokens: list[str]) -> str:
     return json.dumps(frame)
 
 
+def realtime_event(chance: random.Random) -> dict[str, Any]:
+    """Right and nearly right events of the Realtime API."""
+    text = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+    kind = chance.choice(["conversation.item.create", "response.create", "response.cancel", "session.update"])
+    event: dict[str, Any] = {"type": kind, "event_id": "e"}
+    if kind == "conversation.item.create":
+        event |= {"item": text | {"id": f"i{chance.randrange(5)}"}}
+    elif kind == "response.create":
+        event |= {
+            "response": {"max_output_tokens": chance.randrange(9), "conversation": chance.choice(["auto", "none"])}
+        }
+    return event | ({chance.choice(FIELDS): junk(chance)} if chance.random() < 0.3 else {})
+
+
 async def visit(served: Served, chance: random.Random, tokens: list[str], count: int) -> int:
     """One connection that sends up to ``count`` messages; returns how many."""
-    path = chance.choice(["/v1/stream", "/v1/responses"])
+    path = chance.choice(["/v1/stream", "/v1/responses", "/v1/realtime"])
     sent = 0
     async with connect(f"ws://127.0.0.1:{served.gateway.port}{path}", proxy=None, max_size=None) as ws:
         reading = asyncio.create_task(read(ws, tokens))
@@ -109,6 +127,28 @@ async def storm(num_messages: int) -> None:
                 await generate(ws, "after", max_tokens=2)
                 assert (await collect(ws, "after"))["after"][-1]["reason"] == "length"
     assert [line for line in lines if line["log_level"] == "error"] == []
+
+
+async def test_bodies_of_any_shape_over_http() -> None:
+    """Each gets one answer of JSON, and none is a fault of ours."""
+    pytest.importorskip("uvicorn")
+    from .test_http import http, request, talk
+
+    chance = random.Random(11)
+    async with http() as served:
+        app_paths = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
+        for _ in range(250):
+            body: Any = junk(chance)
+            if chance.random() < 0.6:
+                message = {"role": chance.choice(["user", "tool", 7]), "content": junk(chance)}
+                body = {"messages": [message], "max_tokens": 3, chance.choice(FIELDS): junk(chance)}
+            (reply,) = await talk(
+                served, request(chance.choice(app_paths), json.dumps(body).encode(), "Connection: close")
+            )
+            assert reply.status in (200, 400, 404), (body, reply.status, reply.body)
+            if not reply.lines:
+                assert isinstance(json.loads(reply.body), dict)
+        await served.text.until_live(0)
 
 
 @pytest.mark.slow
