@@ -56,10 +56,10 @@ def message(chance: random.Random, tokens: list[str]) -> str:
         frame = {"type": "response.create", "input": "hi", "stream_id": name, "max_output_tokens": chance.randrange(9)}
     elif dice == 14:
         frame = {"type": "response.cancel", "stream_id": name}
-    elif dice == 16:
-        frame = realtime_event(chance)
     elif dice == 15:
         frame = {"type": "ping", "x": junk(chance)}
+    elif dice == 16:
+        frame = realtime_event(chance)
     else:
         frame = {"type": "generate", "id": name, "prompt": "hi", "max_tokens": chance.randrange(12)}
         frame |= {"retain_s": chance.choice([0, 0.01, 30]), "progress": chance.random() < 0.2}
