@@ -20,7 +20,19 @@ pytestmark = pytest.mark.anyio
 
 WORDS = ["generate", "cancel", "resume", "ping", "response.create", "response.cancel", "response.steer", "x"]
 WORDS += ["session.update", "conversation.item.create", "conversation.item.delete", "root", "none", "user", "message"]
-FIELDS = ("type", "id", "prompt", "token_ids", "messages", "input", "model", "stop", "stream_id", "token", "after")
+FIELDS: tuple[str, ...] = (
+    "type",
+    "id",
+    "prompt",
+    "token_ids",
+    "messages",
+    "input",
+    "model",
+    "stop",
+    "stream_id",
+    "token",
+    "after",
+)
 FIELDS += ("item", "response", "session", "role", "content", "item_id", "response_id", "conversation", "max_tokens")
 
 
