@@ -9,8 +9,8 @@ import msgspec
 
 from .errors import ConfigError, nearest
 
-PosInt = Annotated[int, msgspec.Meta(ge=1)]
-NonNegInt = Annotated[int, msgspec.Meta(ge=0)]
+PosInt = Annotated[int, msgspec.Meta(ge=1, le=2**48)]
+NonNegInt = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 NonNegFloat = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Tables = TypeVar("Tables", bound="Section")
 PosFloat = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -56,7 +56,7 @@ class ExecutorConfig(Section, frozen=True):
     dtype: str = "auto"  # activations
     kv_dtype: str = "auto"
     threads: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0  # 0: the cores this process may use
-    memory: str = "auto"  # weights + workspace + KV, e.g. "4GiB"
+    memory: str | PosInt = "auto"  # weights + workspace + KV, e.g. "4GiB", or bytes
     stall_s: PosFloat = 120.0  # no result within this: the executor counts as hung
     restarts: NonNegInt = 1  # restarts allowed ...
     restart_window_s: PosFloat = 5.0  # ... within this, then the process ends with exit code 70

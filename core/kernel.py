@@ -145,7 +145,6 @@ class Kernel:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._supervise, group)
                 running = [await group.start(self._run_edge, edge) for edge in self.edges]
-                self.registry.manager.hook.on_start(kernel=self)
                 try:
                     yield self
                 finally:
@@ -155,7 +154,6 @@ class Kernel:
         finally:
             if self._executor is not None:
                 await self._executor.close()
-            self.registry.manager.hook.on_stop(reason=self.fault or "stopped")
         if self.fault:
             raise EngineFault(self.fault)
 

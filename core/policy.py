@@ -99,6 +99,9 @@ class SchedulerView:
         return self._behind.draft()  # type: ignore[no-any-return]
 
 
+Rekey = Literal["arrival", "event", "step"]
+
+
 class SchedulerPolicy:
     """Base of every scheduling policy: override only what the policy is about; each hook has a working default.
 
@@ -108,7 +111,7 @@ class SchedulerPolicy:
 
     api_level: ClassVar[int] = 1
     #: When ``waiting_key`` may change: never, when ``on_event`` names the request, or at every step.
-    rekey: ClassVar[Literal["arrival", "event", "step"]] = "arrival"
+    rekey: ClassVar[Rekey] = "arrival"
     #: What the policy promises, by law name, with its bound; tried by the conformance kit.
     claims: ClassVar[Mapping[str, Any]] = {}
 

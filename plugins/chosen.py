@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..core.config import check_options
+from ..core.policy import AllocatorContext
+from ..core.registry import Registry, key_of
+from .executors.memory import asked_bytes
 from .settings import Config
+
+#: Blocks of the pool that an allocator is tried with before the size of the real one is known.
+_TRIED_BLOCKS = 1024
 
 
 class Choice(NamedTuple):
@@ -31,3 +38,18 @@ def chosen(config: Config) -> list[Choice]:
         *(Choice("wrapper", str(entry.pop("use", "")), entry) for entry in wrappers),
         *(Choice("gateway", name, {}) for name in config.gateways),
     ]
+
+
+def check(choice: Choice, config: Config, registry: Registry, where: str) -> None:
+    """Raise for a plugin that cannot be had, or that does not accept its options or settings; loads no model.
+
+    What is wrong should be said now and not when gigabytes have been read: so an allocator is built once to try it.
+    """
+    info = registry.resolve(choice.slot, choice.use)
+    check_options(choice.options, info.options, key_of(choice.slot, "options"), where)
+    if choice.slot == "allocator":
+        own = config.allocator
+        pool = AllocatorContext(own.num_blocks or _TRIED_BLOCKS, own.block_size, own.evict, own.max_idle_s)
+        registry.make("allocator", choice.use, choice.options, pool, where=where)
+    elif choice.slot == "executor":
+        asked_bytes(config.executor.memory)

@@ -5,6 +5,8 @@ Layers, later wins: built-in defaults, the file, ``--set key=value``.
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..core.config import build
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, nearest
 from .settings import Config
 
 
@@ -49,12 +51,50 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> LoadedConfi
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
         origin = dict.fromkeys(flatten(tree), path.name)
-        build(Config, tree, str(path))
+        _check(tree, str(path))
     for item in overrides:
         key, value = _override(tree, item)
         origin = {name: where for name, where in origin.items() if not name.startswith(key + ".")}
         origin |= dict.fromkeys(flatten({key: value}), "--set")
-    return LoadedConfig(build(Config, tree, "--set" if overrides else str(path or "defaults")), origin)
+    return LoadedConfig(_check(tree, "--set" if overrides else str(path or "defaults")), origin)
+
+
+def _check(tree: Mapping[str, Any], where: str) -> Config:
+    """The checked configuration.  A value that is none of the few a key may have is answered with these."""
+    for key, value in flatten(tree).items():
+        valid = _choices(key)
+        if valid and isinstance(value, type(valid[0])) and value not in valid:
+            hint = nearest(str(value), [str(choice) for choice in valid])
+            raise ConfigError(f"{where}: {key} = {value!r} is not supported{hint}")
+    return build(Config, tree, where)
+
+
+def _choices(key: str) -> tuple[Any, ...]:
+    """The values that a dotted key may have, if they are few and stated."""
+    kind: Any = msgspec.inspect.type_info(Config)
+    for name in key.split("."):
+        kind = next((field.type for field in getattr(kind, "fields", ()) if field.name == name), None)
+    return kind.values if isinstance(kind, msgspec.inspect.LiteralType) else ()
+
+
+def toml(value: Any) -> str:
+    """A configured value as ``plugins.toml`` spells it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case Mapping():
+            inner = ", ".join(f"{_toml_key(key)} = {toml(item)}" for key, item in value.items())
+            return f"{{ {inner} }}" if inner else "{}"
+        case list() | tuple():
+            return f"[{', '.join(toml(item) for item in value)}]"
+        case _:
+            return str(value)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
 def _override(tree: dict[str, Any], item: str) -> tuple[str, Any]:

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..core.config import check_options
 from ..core.errors import MainspringError
 from ..core.registry import Registry
-from .chosen import chosen
+from .chosen import check, chosen
 from .folders import cache_folder, journal_folder
 from .models.checkpoint import open_model
 from .settings import Config
@@ -144,17 +143,16 @@ def port(host: str, number: int) -> Finding:
 
 
 def plugins(config: Config, where: str) -> Finding:
-    """Every plugin that the configuration selects loads, fits its contract and accepts its options."""
+    """Every plugin that the configuration selects loads, fits its contract and accepts options and settings."""
     registry = Registry()
     problems: list[str] = []
-    for slot, use, options in chosen(config):
+    for choice in chosen(config):
         try:
-            info = registry.resolve(slot, use)
-            check_options(options, info.options, f"{slot}.options", where)
+            check(choice, config, registry, where)
         except MainspringError as error:
             problems.append(str(error))
         except Exception as error:  # noqa: BLE001 - the module of a plugin may raise anything
-            problems.append(f"{slot} {use!r}: {type(error).__name__}: {error}")
+            problems.append(f"{choice.slot} {choice.use!r}: {type(error).__name__}: {error}")
     if problems:
         return Finding("plugins", "fail", "; ".join(problems), "`mainspring plugins` lists what there is")
     return Finding("plugins", "ok", ", ".join(f"{slot} {use}" for slot, use, _ in chosen(config)))

@@ -18,7 +18,6 @@ import msgspec
 import structlog
 
 from ..core.clock import MonotonicClock
-from ..core.config import check_options
 from ..core.edge import Edge, ExecutorEdge
 from ..core.errors import ConfigError
 from ..core.kernel import Kernel
@@ -26,7 +25,7 @@ from ..core.messages import Control as Command
 from ..core.messages import Finish, FinishReason, Message, Usage
 from ..core.policy import Executor
 from ..core.registry import Registry
-from .chosen import chosen
+from .chosen import check, chosen
 from .config_file import load
 from .control import Control
 from .executors.thread import ExecutorThread
@@ -42,6 +41,7 @@ from .wire.control_v1 import ControlSession
 from .wire.llm_v1_frames import timing_ms
 
 log = structlog.get_logger("mainspring.engine")
+RELOAD_FACTOR = 4.0  # a reload may take so many times what the load before it took, or executor.stall_s
 POLICY_LIMIT_S = 1.0  # a policy call that has not returned after this is ended, and counts as an exception
 
 
@@ -95,11 +95,17 @@ class Engine:
         self.control = Control(self.config, self._check_plugins)
         edges: list[Edge] = [self.text, self.control, *self.gateways]
 
+        self._executor: ExecutorThread | None = None
+
         def executor(kernel: Kernel) -> ExecutorEdge:
             gc.collect()  # after a failure the old executor's gigabytes may hang in a cycle
             name, options = self.config.executor.use, self.config.executor.options
             made = make_executor() if make_executor else self.registry.make("executor", name, options, self.config)
-            return ExecutorThread(made, kernel.post_threadsafe, kernel.now)
+            limit_s = None  # somebody watches the first load, and it may convert weights
+            if self._executor is not None:
+                limit_s = max(self.config.executor.stall_s, RELOAD_FACTOR * self._executor.load_s)
+            self._executor = ExecutorThread(made, kernel.post_threadsafe, kernel.now, limit_s)
+            return self._executor
 
         taps = [self.journal.record]
         self._recorder = TraceRecorder(Path(settings.trace).expanduser()) if settings.trace else None
@@ -123,21 +129,32 @@ class Engine:
         except Exception:
             log.exception("observer_failed")
 
+    def _on_stop(self) -> None:
+        """Tell every plugin; one that raises keeps none of the others from cleaning up (F-08)."""
+        manager = self.registry.manager
+        for plugin in [called.plugin for called in reversed(manager.hook.on_stop.get_hookimpls())]:
+            others = [other for other in manager.get_plugins() if other is not plugin]
+            try:
+                manager.subset_hook_caller("on_stop", others)(reason=self.kernel.fault or "stopped")
+            except Exception:
+                log.exception("on_stop_failed", plugin=manager.get_name(plugin))
+
     def _check_plugins(self, config: Config) -> None:
         """Raise for a selected plugin that cannot be had, or whose options do not fit."""
         for choice in chosen(config):
             if choice.slot == "gateway" and not self._with_gateways:
                 continue
-            info = self.registry.resolve(choice.slot, choice.use)
-            check_options(choice.options, info.options, f"{choice.slot}.options", "configuration")
+            check(choice, config, self.registry, "configuration")
 
     async def __aenter__(self) -> Self:
         self._stack.callback(self.journal.close)
         if self._recorder is not None:
             self._stack.callback(self._recorder.close)
         self._stack.callback(self._watchdog.close)
+        self._stack.callback(self._on_stop)
         try:
             await self._stack.enter_async_context(self.kernel.running())
+            self.registry.manager.hook.on_start(kernel=self.kernel)
         except BaseException as error:  # noqa: BLE001 - raised again, out of its group
             await self._stack.aclose()
             raise first_cause(error) from None

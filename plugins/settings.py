@@ -56,7 +56,7 @@ class ServerConfig(Section, frozen=True):
 
 
 class JournalConfig(Section, frozen=True):
-    size: PosInt = 4096  # messages kept in memory
+    size: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 4096  # messages kept in memory
     path: str = "auto"  # JSONL folder; "auto": the user's state folder; "": none
     max_bytes: PosInt = 64 * 2**20  # per process; then the older half is dropped
     prompts: bool = False  # write token ids and text

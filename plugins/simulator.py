@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..core.clock import ManualClock
 from ..core.config import Config
 from ..core.kernel import Actors
 from ..core.messages import Alarm, Control, Down, Emit, Message, Note, StepLaunch
 from ..core.policy import Executor
 from ..core.registry import Registry
 from ..core.router import Router, Routes, Tap
+from .manual_clock import ManualClock
 
 StepTime = Callable[[StepLaunch], float]
 

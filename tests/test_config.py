@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from mainspring.core.errors import ConfigError
 from mainspring.plugins.cli.options import packaged_config
-from mainspring.plugins.config_file import flatten, load
+from mainspring.plugins.config_file import flatten, load, toml
+from mainspring.plugins.executors.memory import asked_bytes
 from mainspring.plugins.settings import Config
 
 
@@ -21,11 +23,16 @@ from mainspring.plugins.settings import Config
         ("[scheduler]\ntoken_budget = 0", ["scheduler.token_budget = 0", ">= 1"]),
         ("[scheduler]\ntoken_budget = true", ["scheduler.token_budget = True", "expected `int`"]),
         ("[scheduler]\ntoken_budget = '8'", ["scheduler.token_budget = '8'", "expected `int`"]),
-        ("[scheduler]\ndepth = 3", ["scheduler.depth = 3"]),
+        ("[scheduler]\ndepth = 3", ["scheduler.depth = 3 is not supported (valid: 1, 2)"]),
         ("[scheduler]\nwatermark = 1.0", ["scheduler.watermark = 1.0"]),
         ("[executor]\nstall_s = 0", ["executor.stall_s = 0"]),
         ("[server]\nport = 70000", ["server.port = 70000", "65535"]),
-        ("[log]\nlevel = 'loud'", ["log.level = 'loud'"]),
+        ("[log]\nlevel = 'loud'", ["log.level = 'loud' is not supported", "(valid: debug, error, info, warning)"]),
+        ("[log]\nlevel = 'warn'", ["log.level = 'warn' is not supported; did you mean 'warning'?"]),
+        ("[log]\nlevel = 3", ["log.level = 3"]),
+        ("[journal]\nsize = 10000000000", ["journal.size = 10000000000", "<= 10000000"]),
+        ("[executor]\nmemory = 0", ["executor.memory = 0", ">= 1"]),
+        ("[executor]\nmemory = true", ["executor.memory = True"]),
         ("scheduler = 3", ["scheduler = 3", "expected `object`"]),
         ("gateways = 'ws'", ["gateways = 'ws'"]),
         ("x = ", ["not valid TOML"]),
@@ -39,6 +46,25 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, words: list[
         load(file)
     for word in [str(file), *words]:
         assert word in str(caught.value)
+
+
+def test_an_override_that_is_none_of_a_few_lists_them() -> None:
+    with pytest.raises(ConfigError, match=r"--set: log\.format = 'xml' is not supported \(valid: console, json\)"):
+        load(packaged_config(), ["log.format=xml"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", 'a"b\\c\né', True, False, 0, -3, 1.5, 1e-05, [], ["ws", "http"], {}, {"a": 1, "b c": [True, {"d": "e"}]}],
+)
+def test_values_are_shown_as_the_file_spells_them(value: object) -> None:
+    assert tomllib.loads(f"x = {toml(value)}") == {"x": value}
+
+
+def test_memory_may_be_a_number_of_bytes() -> None:
+    assert load(None, ["executor.memory=1073741824"]).config.executor.memory == 2**30
+    assert asked_bytes(2**30) == asked_bytes("1GiB") == asked_bytes("1073741824") == 2**30
+    assert asked_bytes("auto") is None
 
 
 @pytest.mark.parametrize("item", ["token_budget", "=3", "scheduler.use.x=3", "scheduler.token_budget=many"])

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ...core.hookspecs import Register, hookimpl
+from ..config_file import toml
 from .command import OK, add_json, print_json, print_table
 from .options import add_config, load_config
 
@@ -25,7 +26,7 @@ class ConfigCommand:
         if args.json:
             print_json({key: {"value": value, "origin": origin} for key, value, origin in rows})
         else:
-            print_table(("KEY", "VALUE", "ORIGIN"), [(key, repr(value), origin) for key, value, origin in rows])
+            print_table(("KEY", "VALUE", "ORIGIN"), [(key, toml(value), origin) for key, value, origin in rows])
         return OK
 
 

@@ -30,6 +30,13 @@ def show(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.2f} MiB"
 
 
+def asked_bytes(memory: str | int) -> int | None:
+    """The budget that ``executor.memory`` asks for; None: automatic.  Raises ConfigError."""
+    if isinstance(memory, int):
+        return memory
+    return None if memory == "auto" else parse(memory)
+
+
 def parse(text: str, key: str = "executor.memory") -> int:
     """``4GiB``, ``512 MiB`` or a number of bytes -> bytes.  Raises ConfigError naming ``key``."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
@@ -113,8 +120,8 @@ def plan(
     ``scheduler.max_running`` requests of ``max_context`` tokens can fill.  Raises ConfigError with sizes.
     """
     asked, block_size = config.executor.memory, config.allocator.block_size
-    if asked != "auto":
-        budget, origin = parse(asked), "executor.memory"
+    if (stated := asked_bytes(asked)) is not None:
+        budget, origin = stated, "executor.memory"
     elif host_available is None:
         budget, origin = min(DEFAULT_BUDGET, available // 4), "a quarter of the free memory, at most 4 GiB"
     else:

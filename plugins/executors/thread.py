@@ -12,6 +12,7 @@ from typing import Any
 import anyio.to_thread
 import structlog
 
+from ...core.errors import EngineFault
 from ...core.messages import Down, Message, StepLaunch, StepResult
 from ...core.policy import Executor, ExecutorInfo, SampleOutput
 
@@ -28,8 +29,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 class ExecutorThread:
     """Implements ``core.edge.ExecutorEdge`` over a ``core.policy.Executor``."""
 
-    def __init__(self, executor: Executor, post: Callable[[Message], None], now: Callable[[], float]) -> None:
-        """``post`` must be safe to call from this thread; ``now`` gives clock seconds."""
+    def __init__(
+        self,
+        executor: Executor,
+        post: Callable[[Message], None],
+        now: Callable[[], float],
+        load_limit_s: float | None = None,
+    ) -> None:
+        """``post`` must be safe to call from this thread; ``now`` gives clock seconds.  ``load_limit_s``: a load that
+        has not ended after it counts as hung; None: it may take any time."""
+        self.load_limit_s, self.load_s = load_limit_s, 0.0
         self.executor = executor
         self._post, self._now = post, now
         self._sample: Callable[[Any, Any], SampleOutput] | None = None
@@ -41,6 +50,18 @@ class ExecutorThread:
         self._thread.start()
 
     async def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
+        """See ``ExecutorEdge.load``.  Raises EngineFault for a load that hangs; its thread is left behind."""
+        begun = self._now()
+        try:
+            async with asyncio.timeout(self.load_limit_s):
+                info = await self._load(progress)
+        except TimeoutError:
+            self.abandon()
+            raise EngineFault(f"the load has not ended within {self.load_limit_s:g} s") from None
+        self.load_s = self._now() - begun
+        return info
+
+    async def _load(self, progress: Callable[[str], None]) -> ExecutorInfo:
         loop = asyncio.get_running_loop()
         loaded: asyncio.Future[ExecutorInfo] = loop.create_future()
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...core.config import build, check_options
+from ...core.config import build
 from ...core.errors import ConfigError, MainspringError, nearest
 from ...core.messages import SamplingParams
 from ...core.registry import Registry
-from ..chosen import chosen
+from ..chosen import check, chosen
 from ..settings import Config
 from ..workloads.scenario import Scenario
 from .spec import Experiment
@@ -98,7 +98,6 @@ def _check_plugins(config: Config, where: str, registry: Registry, unused: Colle
         if choice.slot in unused:
             continue
         try:
-            info = registry.resolve(choice.slot, choice.use)
-            check_options(choice.options, info.options, f"{choice.slot}.options", where)
+            check(choice, config, registry, where)
         except MainspringError as error:
             raise ConfigError(str(error) if where in str(error) else f"{where}: {error}") from error

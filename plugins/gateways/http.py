@@ -29,6 +29,7 @@ KEEP_ALIVE_S = 30
 class HttpGateway(WebSocketGateway):
     """An edge like ``ws``, whose requests with a body are served by uvicorn."""
 
+    api_level = 1
     name = "http"
 
     def __init__(self, options: None, config: Config, text: TextApi) -> None:

@@ -61,6 +61,7 @@ _log = get("gateway")
 class WebSocketGateway:
     """An edge.  ``bind`` takes the address (at the latest in ``start``), ``start`` serves, ``run`` until cancelled."""
 
+    api_level = 1
     name = "ws"
     consumes: tuple[type[Message], ...] = (Emit, StepPlan, Submit, Control)
 

@@ -6,7 +6,7 @@ scenario; ``Simulator``, ``FakeExecutor`` and ``ManualClock`` are the parts for 
 
 from __future__ import annotations
 
-from .core.clock import ManualClock
+from .plugins.manual_clock import ManualClock
 from .plugins.simulator import LinearStepTime, Simulator
 from .plugins.testing.claims import CLAIMS
 from .plugins.testing.fake_executor import FakeExecutor, expected_ids

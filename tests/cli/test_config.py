@@ -70,3 +70,5 @@ def test_the_table_has_a_line_per_value(capsys: pytest.CaptureFixture[str]) -> N
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["KEY", "VALUE", "ORIGIN"]
     assert any(row.split() == ["server.port", "8000", "plugins.toml"] for row in rows)
+    assert any(row.split() == ["scheduler.use", '"fcfs"', "plugins.toml"] for row in rows)
+    assert any(row.split() == ["paranoid", "false", "default"] for row in rows)

@@ -125,6 +125,19 @@ def test_plugins_that_do_not_exist_or_refuse_their_options() -> None:
     assert "no_such_option" in doctor.plugins(config, "test").detail
 
 
+@pytest.mark.parametrize(
+    ("item", "word"),
+    [
+        ("allocator.evict=odd", "allocator.evict = 'odd'"),
+        ("executor.memory=lots", "executor.memory = 'lots'"),
+        ("scheduler.wrap=['aging']", "scheduler.wrap = 'aging'"),
+    ],
+)
+def test_settings_that_a_start_would_refuse(item: str, word: str) -> None:
+    finding = doctor.plugins(load(None, [item]).config, "test")
+    assert finding.state == "fail" and word in finding.detail
+
+
 def test_the_default_plugins_load() -> None:
     assert doctor.plugins(Config(), "test").state == "ok"
 

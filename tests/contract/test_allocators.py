@@ -62,7 +62,7 @@ def ids(count: int, first: int = 100) -> tuple[int, ...]:
 
 
 def test_it_meets_the_contract(name: str) -> None:
-    verify(name, Allocator, registered()[name][0])
+    verify(name, Allocator, registered()[name][0], "options context")
 
 
 def test_d56_every_block_of_the_pool_can_be_used(name: str) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 import mainspring
-from mainspring.core.errors import ClientError, ConfigError
+from mainspring.core.errors import ClientError, ConfigError, EngineFault
 from mainspring.core.hookspecs import hookimpl
 from mainspring.core.messages import FinishReason
 from mainspring.core.registry import Registry
 from mainspring.plugins.config_file import load
 from mainspring.plugins.engine import Accepted, Delta, Ended, Engine, SyncEngine
+from mainspring.plugins.executors import thread
 from mainspring.plugins.testing.fake_executor import FakeExecutor, expected_ids
 
 pytestmark = pytest.mark.anyio
@@ -178,3 +181,85 @@ async def test_an_observer_that_raises_disturbs_nobody() -> None:
         result = await it.generate({"token_ids": [5, 6, 7], "max_tokens": 2, "ignore_eos": True})
     assert result.error is None
     assert "StepPlan" in seen
+
+
+async def test_a_plugin_that_raises_on_stop_keeps_nobody_from_cleaning_up() -> None:
+    """F-08."""
+    said: list[str] = []
+
+    class Tidy:
+        def __init__(self, name: str, fails: bool = False) -> None:
+            self.name, self.fails = name, fails
+
+        @hookimpl
+        def on_start(self, kernel: Any) -> None:
+            said.append(f"{self.name} sees {'ready' if kernel.ready else 'nothing'}")
+
+        @hookimpl
+        def on_stop(self, reason: str) -> None:
+            said.append(f"{self.name} {reason}")
+            if self.fails:
+                raise ValueError("cannot tidy up")
+
+    registry = Registry()
+    for plugin in (Tidy("first"), Tidy("second", fails=True), Tidy("third")):
+        registry.add(plugin, plugin.name)
+    with capture_logs() as lines:
+        async with Engine(load(None, QUIET).config, make_executor=make(), registry=registry):
+            pass
+    starts, stops = said[:3], said[3:]
+    assert starts == ["third sees ready", "second sees ready", "first sees ready"]
+    assert stops == ["third stopped", "second stopped", "first stopped"]
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == ["on_stop_failed"]
+
+
+async def test_a_reload_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first load may take any time; one after a failure counts as hung like a step does."""
+    monkeypatch.setattr(thread, "CLOSE_TIMEOUT_S", 0.05)  # the hung load is left behind
+    release, made = threading.Event(), []
+
+    class Hangs(FakeExecutor):
+        def load(self, progress: Callable[[str], None]) -> Any:
+            if len(made) > 1:
+                release.wait(60)
+            return super().load(progress)
+
+    def boom(launch: Any) -> None:
+        raise RuntimeError("boom")
+
+    def executor() -> FakeExecutor:
+        made.append(Hangs(256, 4, vocab_size=VOCABULARY, on_step=boom))
+        return made[-1]
+
+    async def fail_and_wait() -> None:
+        config = load(None, [*QUIET, "executor.stall_s=0.3"]).config
+        async with asyncio.timeout(30), Engine(config, make_executor=executor) as it:
+            result = await it.generate({"token_ids": [5, 6, 7], "max_tokens": 2})
+            assert result.error is not None and result.error["code"] == "server_error"
+            await asyncio.sleep(60)
+
+    try:
+        with pytest.raises(EngineFault, match=r"could not be rebuilt: the load has not ended within [0-9.]+ s"):
+            await fail_and_wait()
+    finally:
+        release.set()
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ("allocator.evict=odd", r"allocator\.evict = 'odd'.*valid: .*lru"),
+        ("executor.memory=lots", r"executor\.memory = 'lots': expected a size such as '4GiB'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_model_is_loaded(item: str, said: str) -> None:
+    loaded: list[FakeExecutor] = []
+
+    def executor() -> FakeExecutor:
+        loaded.append(make()())
+        return loaded[0]
+
+    with pytest.raises(ConfigError, match=said):
+        Engine(load(None, [*QUIET, item]).config, make_executor=executor)
+    assert not loaded

@@ -5,6 +5,7 @@ Behaviours F-03 to F-06 and invariant K 135: distributions are written into a fo
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,7 +96,83 @@ def test_an_unknown_name_says_the_nearest_installed_ones_included(install: Insta
 
 
 def test_an_unknown_wrapper_says_the_nearest() -> None:
-    assert "did you mean 'ageing'" in refused("fcfs", wrap=("aging",))
+    said = refused("fcfs", wrap=("aging",))
+    assert said.startswith("scheduler.wrap = 'aging': there is no such wrapper; did you mean 'ageing'")
+    with pytest.raises(ConfigError, match=r"gateways = 'wss': there is no such gateway; did you mean 'ws'"):
+        Registry().resolve("gateway", "wss")
+
+
+def test_options_of_a_wrapper_are_named_where_they_stand() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key scheduler\.wrap\.max_wait = 3"):
+        Registry().make("wrapper", "ageing", {"max_wait": 3})
+
+
+WRAPPER = """
+from mainspring.core.hookspecs import hookimpl
+from mainspring.core.policy import SchedulerPolicy
+
+class Mine{base}:
+    {body}
+
+@hookimpl
+def register_wrappers(register):
+    register("mine", Mine)
+"""
+GATEWAY = """
+from mainspring.core.hookspecs import hookimpl
+
+class Mine:
+    api_level = 1
+    name, consumes = "mine", ()
+    def __init__(self, options, config, text): ...
+    def deliver(self, message): ...
+    async def start(self, port): ...
+    async def run(self, port): ...
+    async def flush(self): ...
+    {body}
+
+@hookimpl
+def register_gateways(register):
+    register("mine", Mine)
+"""
+TAKES_INNER = "def __init__(self, options, context, inner): ..."
+
+
+@pytest.mark.parametrize(
+    ("base", "body", "said"),
+    [
+        ("", TAKES_INNER + "\n    api_level = 1", "must be a subclass of core.policy.SchedulerPolicy"),
+        ("(SchedulerPolicy)", "pass", "its factory must take (options, context, inner)"),
+        ("(SchedulerPolicy)", TAKES_INNER + "\n    api_level = 3", "has api_level 3, this kernel runs [1]"),
+        ("(SchedulerPolicy)", TAKES_INNER + "\n    def admit(self): ...", "admit must take (self, request, view)"),
+    ],
+)
+def test_a_wrapper_that_does_not_fit_is_refused(install: Install, base: str, body: str, said: str) -> None:
+    """F-05."""
+    install("mine", WRAPPER.format(base=base, body=body), version="7.0")
+    message = refused("fcfs", wrap=("mine",))
+    assert "wrapper 'mine' from plug-mine 7.0: " + said in message
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("", None),
+        ("api_level = None", "has api_level None, this kernel runs [1]"),
+        ("flush = None", "lacks flush(self)"),
+        ("def run(self, port): ...", "run must be async"),
+        ("async def deliver(self, message): ...", "deliver must not be async"),
+        ("def __init__(self, options): ...", "its factory must take (options, config, text)"),
+    ],
+)
+def test_a_gateway_that_does_not_fit_is_refused(install: Install, body: str, said: str | None) -> None:
+    """F-05."""
+    install("mine", GATEWAY.format(body=body), version="7.0")
+    if said is None:
+        assert Registry().resolve("gateway", "mine").version == "7.0"
+        return
+    with pytest.raises(PluginError, match=re.escape("gateway 'mine' from plug-mine 7.0: " + said)):
+        Registry().resolve("gateway", "mine")
 
 
 def test_a_misspelt_option_and_a_wrong_type_are_named(install: Install) -> None:
@@ -134,6 +211,10 @@ def test_a_selected_plugin_that_exits_or_is_not_there_stops_the_start(install: I
         ("api_level = 2", "has api_level 2, this kernel runs [1]"),
         ("def schedule(self): ...", "schedule must take (self, view)"),
         ("def waiting_key(self, request, now, extra): ...", "waiting_key must take (self, request, now)"),
+        ("rekey = 'steps'", "rekey = 'steps' is not known; did you mean 'step'? (valid: arrival, event, step)"),
+        ("async def schedule(self, view): ...", "schedule must not be async"),
+        ("async def order_waiting(self, view): yield", "order_waiting must not be async"),
+        ("def __init__(self, options): ...", "its factory must take (options, context)"),
         ("def order_wating(self, view): ...", "order_wating is not a hook; did you mean 'order_waiting'?"),
     ],
 )
@@ -180,6 +261,17 @@ def test_a_broken_plugin_that_nobody_selected_only_warns(install: Install, capsy
         main(["--version"])
     assert done.value.code == 0
     assert "mainspring" in capsys.readouterr().out
+
+
+def test_a_broken_plugin_named_like_a_built_in_does_not_stop_that(install: Install) -> None:
+    """F-04: nobody selected it; the built-in is what the name has always meant."""
+    install("fcfs", "raise RuntimeError('no such device')")
+    with capture_logs() as lines:
+        assert type(start("fcfs")).__name__ == "Fcfs"
+    (line,) = [line for line in lines if line["event"] == "plugin_ignored"]
+    assert (line["plugin"], line["origin"], line["reason"]) == ("fcfs", "plug-fcfs", "no such device")
+    install("gone", "raise RuntimeError('no such device')")
+    assert "plugin 'gone' of plug-gone: RuntimeError: no such device" in refused("gone")
 
 
 @pytest.mark.parametrize("entry_points", [None, b"\xff\xfe"])
