@@ -216,7 +216,8 @@ async def test_a_plugin_that_raises_on_stop_keeps_nobody_from_cleaning_up() -> N
 async def test_a_reload_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first load may take any time; one after a failure counts as hung like a step does."""
     monkeypatch.setattr(thread, "CLOSE_TIMEOUT_S", 0.05)  # the hung load is left behind
-    release, made = threading.Event(), []
+    release = threading.Event()
+    made: list[FakeExecutor] = []
 
     class Hangs(FakeExecutor):
         def load(self, progress: Callable[[str], None]) -> Any:

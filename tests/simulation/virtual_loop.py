@@ -12,13 +12,13 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from mainspring.core.clock import ManualClock
 from mainspring.core.config import Config
 from mainspring.core.kernel import Kernel
 from mainspring.core.messages import Emit, Message, StepLaunch, Submit
 from mainspring.core.policy import Executor, ExecutorInfo, SampleOutput
 from mainspring.core.registry import Registry
 from mainspring.core.router import Tap
+from mainspring.plugins.manual_clock import ManualClock
 
 
 class VirtualSelector(selectors.SelectSelector):
