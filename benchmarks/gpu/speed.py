@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from mainspring.plugins.executors import cupy_shared
 from mainspring.plugins.executors.cupy_device import Device
 from mainspring.plugins.kernels.cuda.block_copies import BlockCopies
 from mainspring.plugins.kernels.cuda.launch import Attention, Parts, Pool
@@ -149,6 +150,49 @@ class Speed:
             splits=splits, expected_share=EXPECTED_DECODE,
         )  # fmt: skip
 
+    def shared(self, rows: int, common: int, own: int) -> None:
+        """Rows that begin with the same ``common`` tokens: those read once for all, and by every row for itself."""
+        spec = AttentionSpec("bf16", "bf16", LLAMA.head_dim, BLOCK, LLAMA.heads, LLAMA.kv_heads)
+        kernels, device = Attention(self.device.raw_module, spec), self.there
+        beginning, width = common // BLOCK, (common + own) // BLOCK
+        blocks = np.tile(np.arange(width, dtype=np.int32), (rows, 1))
+        blocks[:, beginning:] += np.arange(rows, dtype=np.int32)[:, None] * (width - beginning)
+        lengths = np.full(rows, common + own, np.int32)
+        tables, there_lengths = (torch.from_numpy(part).to(device) for part in (blocks, lengths))
+        pool = pool_of(self.device, LLAMA, "bf16", int(blocks.max()) + 1)
+        q = torch.randn(rows, LLAMA.heads, LLAMA.head_dim, device=device, dtype=torch.bfloat16)
+        out, entries = torch.empty_like(q), np.stack((np.arange(rows),) * 2, 1).astype(np.int32)
+        found = cupy_shared.find(blocks, lengths, BLOCK)
+        plan = cupy_shared.plan(found, entries, spec.group, kernels.instances["prefix"].rows)
+        tiles, members, firsts, written = (
+            torch.from_numpy(part).to(device) for part in (plan.tiles, plan.members, plan.firsts, plan.prefix_parts)
+        )
+        splits = choose_splits(rows * kernels.head_blocks, common + own, self.device.num_multiprocessors)
+
+        def room(slots: int) -> Parts:
+            shape = (rows, LLAMA.heads, slots)
+            return Parts(
+                torch.empty(*shape, LLAMA.head_dim, device=device), torch.empty(*shape, 2, device=device), slots
+            )
+
+        own_parts, joint_parts = room(splits), room(plan.num_slots + splits)
+        shape = {"num_rows": rows, "table_width": width, "num_splits": splits}
+
+        def apart() -> None:
+            kernels.decode(out, q, pool, tables, there_lengths, parts=own_parts if splits > 1 else None, **shape)
+
+        def together() -> None:
+            kernels.prefix(joint_parts, q, pool, tables, tiles, members, num_tiles=len(tiles), table_width=width)
+            kernels.decode(
+                out, q, pool, tables, there_lengths, parts=joint_parts, firsts=firsts, prefix_parts=written, **shape
+            )
+
+        alone, once = self.clock.captured(apart, 1), self.clock.captured(together, 1)
+        self.report.figure(
+            f"decode attention, {rows} rows that share {common} tokens, with {own} of their own", once * 1e6,
+            "microseconds", each_row_for_itself=alone * 1e6,
+        )  # fmt: skip
+
     def prefill(self, shape: Shape, kv_dtype: str, rows: int, tokens: int) -> None:
         """Operations of the two products of causal attention a second."""
         spec = AttentionSpec("bf16", kv_dtype, shape.head_dim, BLOCK, shape.heads, shape.kv_heads)
@@ -224,5 +268,7 @@ def measure_kernels(device: Device, report: Report, *, tiny: bool) -> None:
     for one in TRY_PREFILLS if tiny else PREFILLS:
         if report.time_for(f"prefill {one}", 8):
             speed.prefill(*one)
+    for rows, common, own in ((3, 256, 32),) if tiny else ((64, 8192, 256), (16, 1024, 256)):
+        speed.shared(rows, common, own)
     speed.rows()
     speed.swap()
