@@ -29,6 +29,7 @@ from mainspring.core.registry import SLOTS, Registry
 from mainspring.plugins import schema
 from mainspring.plugins.config_file import flatten
 from mainspring.plugins.engine import Engine, Result
+from mainspring.plugins.gateways import guarded
 from mainspring.plugins.settings import Config
 from mainspring.plugins.testing.fake_executor import FakeExecutor
 from mainspring.plugins.wire import errors, llm_v1, llm_v1_frames, llm_v1_requests
@@ -189,6 +190,8 @@ def test_the_limits_are_those_of_the_code() -> None:
     told = {row[0]: row[1] for row in rows(sections(read("protocol.md"))["Limits"])}
     assert told["characters of an `id`"] == str(llm_v1_requests.MAX_ID_CHARS)
     assert told["bad frames in a row"] == str(errors.MAX_BAD_FRAMES)
+    pings = next(value for name, value in told.items() if name.startswith("bytes of answers to pings"))
+    assert pings == str(guarded.MAX_REPLY_BYTES)
     assert told["stop strings"] == str(schema.MAX_STOPS)
     assert told["characters of a stop string"] == str(schema.MAX_STOP_CHARS)
     assert told["characters of `tenant` and `cache_salt`"] == str(schema.MAX_NAME_CHARS)

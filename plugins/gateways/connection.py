@@ -60,6 +60,7 @@ class Connection:
         self._retire_at = self._active_at + max_age_s if max_age_s else None
         self._leave_by: float | None = None  # once it has been told to go
         self._patrol_timer: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Read until the peer closes, fails or must be closed; what can't be resumed is then cancelled."""
@@ -79,7 +80,7 @@ class Connection:
         finally:
             self._writing = False
             self._leave("disconnect")
-            for timer in (self._patrol_timer, self._watchdog):
+            for timer in (self._patrol_timer, self._watchdog, self._abort_timer):
                 if timer is not None:
                     timer.cancel()
             if self._writer is not None:
@@ -117,7 +118,7 @@ class Connection:
         """The closing handshake has begun: the work ends now, the connection as the peer closes it, or soon."""
         self._leaving = True  # frames that came before it are still to be read, and must start nothing
         self._leave("disconnect")
-        self._loop.call_later(CLOSE_TIMEOUT_S, self._ws.transport.abort)
+        self._abort_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._ws.transport.abort)
 
     async def _close_unread(self, code: int, reason: str) -> None:
         """Close without handling what the peer still sends; unless it is read, its answer is never seen."""

@@ -14,22 +14,21 @@ import msgspec
 from ...core.errors import ClientError
 from ..wire.actions import Generate
 from ..wire.anthropic_messages import MessageStream, message_error, parse_message
-from ..wire.errors import error_object, model_not_found
+from ..wire.errors import model_not_found
 from ..wire.openai_chat import CHAT, TEXT, CompletionStream, parse_body
 from ..wire.outbox import Outbox, Source
 from ..wire.reading import check_fields, read_object
 from ..wire.responses import ResponsesSession
 from .cors import Cors
 from .generation import Generation
+from .http_answers import EVENTS, Send, Style, answer, as_data, as_event, refusal, start
 from .hub import Hub
 from .keys import ANYBODY, Peer
 from .pages import RESPONSES_PATH, Pages
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 MESSAGES = "/v1/messages"
 REFUSED = b'{"type":"error"'  # how the one event of a refused response begins
-JSON, EVENTS = b"application/json", b"text/event-stream; charset=utf-8"
 
 
 class Tokens(Protocol):
@@ -74,19 +73,6 @@ class Call(NamedTuple):
         return fields
 
 
-def _refusal(error: ClientError) -> dict[str, Any]:
-    return {"error": error_object(error)}
-
-
-class Style(NamedTuple):
-    """How an answer is written: as a stream of events or as one object."""
-
-    stream: bool
-    wrap: Callable[[bytes], bytes]
-    tail: bytes = b""
-    refusal: Callable[[ClientError], Any] = _refusal
-
-
 class HttpApp:
     """``identify(headers)`` is who asks, or an error; ``tokens`` gives the text model once it is loaded.
 
@@ -127,8 +113,8 @@ class HttpApp:
         try:
             await self._handle(scope, headers, receive, shown)
         except ClientError as error:
-            refusal = message_error if scope["path"] == MESSAGES else _refusal
-            await answer(shown, error.kind.status, refusal(error))
+            refuse = message_error if scope["path"] == MESSAGES else refusal
+            await answer(shown, error.kind.status, refuse(error))
 
     async def _handle(self, scope: Any, headers: dict[str, str], receive: Receive, send: Send) -> None:
         received, path, method = self._hub.port.now(), scope["path"], scope["method"]
@@ -175,7 +161,7 @@ class HttpApp:
         if isinstance(peer, ClientError) and (page.private or peer.code == "forbidden"):
             raise peer
         made = page.make(peer if isinstance(peer, Peer) else ANYBODY)
-        await send(_start(made.status, made.type.encode()))
+        await send(start(made.status, made.type.encode()))
         await send({"type": "http.response.body", "body": made.body if method == "GET" else b""})
 
     async def _body(self, receive: Receive) -> bytes | None:
@@ -198,7 +184,7 @@ class HttpApp:
         outbox = Outbox()
         outbox.num_sources = 1
         source = CompletionStream(outbox, wanted, self._names[0], self._hub.port.now, time.time)
-        await self._run(call, source, Exchange(outbox), Style(wanted.stream, _data, b"data: [DONE]\n\n"))
+        await self._run(call, source, Exchange(outbox), Style(wanted.stream, as_data, b"data: [DONE]\n\n"))
 
     async def _message(self, call: Call) -> None:
         wanted = parse_message(call.body)
@@ -206,7 +192,7 @@ class HttpApp:
         outbox = Outbox()
         outbox.num_sources = 1
         source = MessageStream(outbox, wanted, self._names[0], self._hub.port.now)
-        await self._run(call, source, Exchange(outbox), Style(wanted.stream, _event, refusal=message_error))
+        await self._run(call, source, Exchange(outbox), Style(wanted.stream, as_event, refuse=message_error))
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and model not in self._names:
@@ -233,7 +219,7 @@ class HttpApp:
             return
         (action,) = actions
         assert isinstance(action, Generate)
-        await self._run(call, action.stream, Exchange(session), Style(bool(stream), _event))
+        await self._run(call, action.stream, Exchange(session), Style(bool(stream), as_event))
 
     async def _tokenize(self, call: Call) -> None:
         prompt = call.fields("prompt", "model").get("prompt")
@@ -275,7 +261,7 @@ class HttpApp:
                     continue
                 if not begun:
                     begun = True
-                    await send(_start(200, EVENTS))
+                    await send(start(200, EVENTS))
                 async with asyncio.timeout(deadline_s):
                     await send({"type": "http.response.body", "body": style.wrap(frame), "more_body": True})
             if source.finish is not None or source.failure is not None:
@@ -284,7 +270,7 @@ class HttpApp:
         if begun:
             await send({"type": "http.response.body", "body": style.tail})
         elif source.failure is not None:
-            await answer(send, source.failure.kind.status, style.refusal(source.failure))
+            await answer(send, source.failure.kind.status, style.refuse(source.failure))
         else:
             result = msgspec.json.decode(last)
             refused = result.get("type") == "error"
@@ -292,30 +278,6 @@ class HttpApp:
             await answer(send, result["status"] if refused else 200, body)
 
 
-def _data(frame: bytes) -> bytes:
-    return b"data: " + frame + b"\n\n"
-
-
-def _event(frame: bytes) -> bytes:
-    kind = frame.partition(b'"type":"')[2].partition(b'"')[0]
-    return b"event: " + kind + b"\ndata: " + frame + b"\n\n"
-
-
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _start(status: int, kind: bytes, *more: tuple[bytes, bytes]) -> dict[str, Any]:
-    headers = [(b"content-type", kind), (b"cache-control", b"no-store"), *more]
-    return {"type": "http.response.start", "status": status, "headers": headers}
-
-
-async def answer(send: Send, status: int, value: Any) -> None:
-    """One JSON document."""
-    body = msgspec.json.encode(value)
-    more = [(b"content-length", str(len(body)).encode())]
-    if status in (429, 503):
-        more.append((b"retry-after", b"2"))
-    await send(_start(status, JSON, *more))
-    await send({"type": "http.response.body", "body": body})
