@@ -17,8 +17,8 @@ def _sentence(level: LevelResult, arm: ArmResult, primary: str, baseline: str) -
     effect = next((one for one in arm.effects if one.metric == primary), None)
     if effect is None or effect.verdict == Call.REFUSED:
         why = "; ".join(arm.checks) or (effect.why if effect else f"{primary} was not measured")
-        return f"At {level.label}: no verdict on {arm.arm}: {why}."
-    text = f"At {level.label}: {arm.arm} against {baseline}: {primary} {effect.verdict}"
+        return f"{_where(level.label)}: no verdict on {arm.arm}: {why}."
+    text = f"{_where(level.label)}: {arm.arm} against {baseline}: {primary} {effect.verdict}"
     text += f" ({change(effect)}, {arm.pairs} pairs)"
     broken = [guard.metric for guard in arm.guards if guard.result == Guarded.BROKEN]
     unclear = [guard.metric for guard in arm.guards if guard.result == Guarded.OPEN]
@@ -27,6 +27,10 @@ def _sentence(level: LevelResult, arm: ArmResult, primary: str, baseline: str) -
     if unclear:
         text += f"; that {', '.join(unclear)} is no worse was not shown"
     return text + "."
+
+
+def _where(label: str) -> str:
+    return f"At {label}" if label.startswith("rho") or label.endswith("per s") else label.capitalize()
 
 
 def change(effect: Effect) -> str:

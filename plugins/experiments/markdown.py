@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ..config_file import flatten
 from .finding import change
+from .quality import QUALITY
 from .report import LevelResult, Report
 
 _COLUMNS = {
@@ -28,7 +29,7 @@ def markdown(report: Report) -> str:
         "Software": f"mainspring {report.version}, Python {report.machine['python']}; "
         + report.machine.get("executor", report.machine["clock"]),
         "Model": report.machine.get("model", ""),
-        "Data": f"{work['name']} {work['size']}: {work['title']}; {work['requests']} requests a run".replace(" :", ":"),
+        "Data": _data(work),
         "Cache": _changed(report, "allocator", f"{work['kv_tokens']} tokens of KV, blocks of {work['block_size']}"),
         "Batching": _changed(report, "scheduler", ", ".join(f"{k} {v}" for k, v in dict(work["scheduler"]).items())),  # type: ignore[call-overload]
         "Sampling": _changed(report, "request", "temperature 1, lengths as the workload says"),
@@ -40,6 +41,13 @@ def markdown(report: Report) -> str:
     lines += ["", "## Correctness", "", _sentence(report.correctness)]
     lines += ["", "## Finding", "", report.finding]
     return "\n".join(lines) + "\n"
+
+
+def _data(work: dict[str, object]) -> str:
+    title = f"prompts of text, {work['requests']} requests a run"
+    if work["name"] == "prompts":
+        return title
+    return f"{work['name']} {work['size']}: {work['title']}, {work['requests']} requests a run".replace(" :", ":")
 
 
 def _sentence(text: str) -> str:
@@ -57,19 +65,21 @@ def _changed(report: Report, table: str, common: str) -> str:
 
 
 def _results(report: Report, level: LevelResult, arms: Iterable[str]) -> list[str]:
+    sampled = any("request" in tree for tree in report.arms.values())
+    wanted = (report.primary, "hit_rate", *(QUALITY if sampled else ()))
+    known = {name for name, _ in _COLUMNS.values()}
     extra = [
         metric
-        for metric in (report.primary, "hit_rate", "distinct_1", "distinct_2", "repetition_4")
-        if any(means.get(metric) is not None for means in level.means.values())
-        and metric not in {name for name, _ in _COLUMNS.values()}
+        for metric in dict.fromkeys(wanted)
+        if metric not in known and any(means.get(metric) is not None for means in level.means.values())
     ]
     cost = ["cost per million tokens"] if level.cost_per_million else []
-    header = ["arm", *(name.strip() for name in _COLUMNS), *dict.fromkeys(extra), *cost]
+    header = ["arm", *(name.strip() for name in _COLUMNS), *extra, *cost]
     lines = [_row(*header), "| " + " | ".join("---" for _ in header) + " |"]
     for arm in arms:
         means = level.means[arm]
         cells = [_number(means.get(metric), scale) for metric, scale in _COLUMNS.values()]
-        cells += [_number(means.get(metric), 1.0) for metric in dict.fromkeys(extra)]
+        cells += [_number(means.get(metric), 1.0) for metric in extra]
         cells += [_number(level.cost_per_million.get(arm), 1.0)] if cost else []
         lines.append(_row(f"`{arm}`", *cells))
     note = f"Means over {level.pairs} runs of each arm, {level.measured} requests measured in a run."

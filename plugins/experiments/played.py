@@ -38,7 +38,7 @@ def analyse(runner: Runner, levels: Sequence[Level], machine: dict[str, str]) ->
         confidence=runner.confidence(),
         arms={name: dict(tree) for name, tree in spec.arms.items()},
         workload=work,
-        machine={**runner.clock.description, **machine},
+        machine={**runner.clock.description, **runner.store.state.description, **machine},
         capacity=runner.store.state.capacity,
         levels=results,
         complete=complete,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from ..machine import machine
 from . import spec
 from .html import page
 from .markdown import markdown
@@ -59,11 +57,3 @@ def _clock(experiment: Experiment) -> Clock:
     from .live import LiveClock  # it brings the executors with it
 
     return LiveClock(experiment)
-
-
-def machine() -> dict[str, str]:
-    """What this process runs on."""
-    return {
-        "run on": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        "python": sys.version.split()[0],
-    }

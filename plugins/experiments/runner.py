@@ -151,6 +151,7 @@ class Runner:
             took_s=took_s,
         )
         self.store.put(summary)
+        self.store.describe(self.clock.description)
         self._left, self._took_s, self._played = self._left - 1, self._took_s + took_s, self._played + 1
         self._tell(task, index, summary)
 

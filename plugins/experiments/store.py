@@ -20,11 +20,13 @@ from .spec import Experiment
 
 
 class State(msgspec.Struct, frozen=True):
-    """What the results in a folder belong to; ``capacity``: requests per second of the baseline, once measured."""
+    """What the results in a folder belong to; ``capacity``: requests per second of the baseline, once measured;
+    ``description``: what the runs were played on."""
 
     fingerprint: str
     version: str
     capacity: float | None = None
+    description: dict[str, str] = {}
 
 
 class Store:
@@ -57,6 +59,13 @@ class Store:
     def remember_capacity(self, capacity: float) -> None:
         self.state = msgspec.structs.replace(self.state, capacity=capacity)
         self._write_state()
+
+    def describe(self, description: dict[str, str]) -> None:
+        """Keep what the clock has to say of itself, for reports that are made later."""
+        if description.items() - self.state.description.items():
+            merged = {**self.state.description, **description}
+            self.state = msgspec.structs.replace(self.state, description=merged)
+            self._write_state()
 
     def has(self, level: str, role: str, seed: int, arm: str) -> bool:
         return _name(level, role, seed, arm) in self._known

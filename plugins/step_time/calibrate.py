@@ -7,12 +7,10 @@ median of each point counts.
 
 from __future__ import annotations
 
-import os
 import platform
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +19,7 @@ from ...core.errors import ConfigError
 from ...core.messages import GrantedRow, SamplingParams, Started, StepGrant, StepLaunch
 from ...core.policy import Executor, ExecutorInfo, Sampler, SamplerContext
 from ...core.registry import Registry
+from ..machine import processor
 from ..settings import Config
 from .features import Features, features_of
 from .files import StepTimeFile, Validation
@@ -167,7 +166,7 @@ def calibrate(
     costs = fit_turns(registry, policies, progress)
     method = f"{len(points)} steps, median of {repeats} rounds, five folds held out; forms: median held-out error"
     return StepTimeFile(
-        machine=machine(),
+        machine=processor(),
         model=info.model,
         source="mainspring calibrate",
         step=chosen.step,
@@ -175,14 +174,3 @@ def calibrate(
         policy_cost=costs,
         details={"executor": info.detail, "python": platform.python_version(), "blocks": str(info.num_blocks)},
     )
-
-
-def machine() -> str:
-    """Processor and cores, as the operating system names them."""
-    name = platform.processor() or platform.machine()
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass  # not Linux
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"

@@ -109,7 +109,7 @@ def test_what_a_shadow_cannot_do_is_refused(arms: str, words: str, tmp_path: Pat
 def test_switchback_takes_turns_and_drops_what_spans_a_boundary(tmp_path: Path) -> None:
     """The other arm runs one request at a time instead of two, which its windows show; one request spans windows."""
     arms = TWO + 'use = "fcfs"\nmax_running = 1\n'
-    served = begin(tmp_path, 'mode = "switchback"\nwindow_s = 0.25', arms)
+    served = begin(tmp_path, 'mode = "switchback"\nwindow_s = 0.5', arms)
     assert served.book is not None
     arms_in_force: Counter[int] = Counter()
 
@@ -118,7 +118,7 @@ def test_switchback_takes_turns_and_drops_what_spans_a_boundary(tmp_path: Path) 
             edge = next(one for one in engine.kernel.edges if isinstance(one, Switchback))
             spanning = asyncio.create_task(ask(engine, 0, output=200))
             asked: list[asyncio.Task[Any]] = []
-            while len(served.book.pairs if served.book else ()) < 6:
+            while len(served.book.pairs if served.book else ()) < 5:
                 asked.append(asyncio.create_task(ask(engine, len(asked) + 1)))
                 arms_in_force[engine.kernel.actors.host.config.max_running] += 1  # type: ignore[union-attr]
                 assert edge._now is not None
@@ -129,8 +129,8 @@ def test_switchback_takes_turns_and_drops_what_spans_a_boundary(tmp_path: Path) 
     told = asyncio.run(traffic())
     report = msgspec.json.decode((tmp_path / "out" / "report.json").read_bytes(), type=Report)
     level = report.levels[0]
-    assert arms_in_force.keys() == {1, 2} and min(arms_in_force.values()) > 30
-    assert level.pairs >= 6 and level.arms[0].checks == ()
+    assert arms_in_force.keys() == {1, 2} and min(arms_in_force.values()) > 10
+    assert level.pairs >= 5 and level.arms[0].checks == ()
     assert sum(served.book.spanning.values()) >= 1
     assert "span a boundary of windows and are dropped" in level.cautions[0] and "span a boundary" in told
     assert level.arms[0].effects[0].change is not None

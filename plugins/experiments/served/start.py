@@ -12,13 +12,13 @@ import structlog
 
 from ....core.policy import Executor
 from ...engine import Engine
+from ...machine import machine
 from ...settings import Config
 from ...text.edge import TextEdge
 from .. import arms as arms_of
 from .. import spec as spec_of
 from ..html import page
 from ..report import Report
-from ..run import machine
 from ..spec import Experiment
 from ..table import text as table
 from .replicas import SplitEngine
