@@ -51,52 +51,53 @@ static inline void read_head(const KV &kv, const void *pool, const float *scales
     if (kv.format == KV_INT8) for (int i = 0; i < n; i += LANES) store(to + i, load_int8(from + i) * scales[slot]);
 }
 
-// R rows times tokens [0, count), four at a time; key[] has entries up to a multiple of four.
-template <int R> static void scores_tile(const float *q, int dim, const float *const *key, int count, float *s) {
+// R rows times tokens [0, count), four at a time; key[] has entries up to a multiple of four.  The values of the same
+// tokens are fetched meanwhile.
+template <int R>
+static void scores_tile(const float *q, int dim, const float *const *key, const float *const *value, int count, float *s) {
     for (int t = 0; t < count; t += 4) {
-        const float *k0 = key[t], *k1 = key[t + 1], *k2 = key[t + 2], *k3 = key[t + 3];
         vf c[R][4] = {};
         for (int d = 0; d < dim; d += LANES) {
-            vf a0 = load(k0 + d), a1 = load(k1 + d), a2 = load(k2 + d), a3 = load(k3 + d);
+            vf x[R];
 #pragma GCC unroll 3
-            for (int r = 0; r < R; r++) {
-                vf x = load(q + r * dim + d);
-                c[r][0] = fma(x, a0, c[r][0]), c[r][1] = fma(x, a1, c[r][1]);
-                c[r][2] = fma(x, a2, c[r][2]), c[r][3] = fma(x, a3, c[r][3]);
+            for (int r = 0; r < R; r++) x[r] = load(q + r * dim + d);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {           // one key at a time: with the sums that is all the registers there are
+                vf k = load(key[t + i] + d);
+#pragma GCC unroll 3
+                for (int r = 0; r < R; r++) c[r][i] = fma(x[r], k, c[r][i]);
             }
+            if (value && d % 16 == 0)
+                for (int i = 0; i < 4; i++) __builtin_prefetch(value[t + i] + d);
         }
         for (int r = 0; r < R; r++) sum4(c[r][0], c[r][1], c[r][2], c[r][3], s + r * CHUNK + t);
     }
 }
 
-// V vectors of the weighted values of R rows.
-template <int R, int V> static void values_tile(const float *p, const float *const *value, int count, float *acc, int dim) {
+// V vectors, from `at` on, of the weighted values of R rows.
+template <int R, int V> static void values_tile(const float *p, const float *const *value, int count, float *acc, int dim, int at) {
     vf c[R][V];
-    for (int r = 0; r < R; r++) for (int v = 0; v < V; v++) c[r][v] = load(acc + r * dim + v * LANES);
+    for (int r = 0; r < R; r++) for (int v = 0; v < V; v++) c[r][v] = load(acc + r * dim + at + v * LANES);
     for (int t = 0; t < count; t++) {
-        vf a[V];
-        for (int v = 0; v < V; v++) a[v] = load(value[t] + v * LANES);
+        const float *from = value[t] + at;
+        vf b[R];
 #pragma GCC unroll 3
-        for (int r = 0; r < R; r++) {
-            vf b = set1(p[r * CHUNK + t]);
-            for (int v = 0; v < V; v++) c[r][v] = fma(b, a[v], c[r][v]);
+        for (int r = 0; r < R; r++) b[r] = set1(p[r * CHUNK + t]);
+#pragma GCC unroll 4
+        for (int v = 0; v < V; v++) {
+            vf a = load(from + v * LANES);
+#pragma GCC unroll 3
+            for (int r = 0; r < R; r++) c[r][v] = fma(b[r], a, c[r][v]);
         }
     }
-    for (int r = 0; r < R; r++) for (int v = 0; v < V; v++) store(acc + r * dim + v * LANES, c[r][v]);
+    for (int r = 0; r < R; r++) for (int v = 0; v < V; v++) store(acc + r * dim + at + v * LANES, c[r][v]);
 }
 
 template <int R>
-static void values_rows(const float *p, const float **value, int count, float *acc, int dim) {
+static void values_rows(const float *p, const float *const *value, int count, float *acc, int dim) {
     int d = 0;
-    for (; d + 4 * LANES <= dim; d += 4 * LANES) {
-        values_tile<R, 4>(p, value, count, acc + d, dim);
-        for (int t = 0; t < count; t++) value[t] += 4 * LANES;
-    }
-    for (; d < dim; d += LANES) {
-        values_tile<R, 1>(p, value, count, acc + d, dim);
-        for (int t = 0; t < count; t++) value[t] += LANES;
-    }
-    for (int t = 0; t < count; t++) value[t] -= dim;
+    for (; d + 4 * LANES <= dim; d += 4 * LANES) values_tile<R, 4>(p, value, count, acc, dim, d);
+    for (; d < dim; d += LANES) values_tile<R, 1>(p, value, count, acc, dim, d);
 }
 
 // Result of one span for the rows of a unit: [rows] largest score (in powers of two), [rows] sum, [rows][dim] values.
@@ -154,34 +155,40 @@ inline void Attention::span(const Unit &u, int index, Scratch &scratch, Partial 
     int begin = std::max(index * SPAN, begins[0] / CHUNK * CHUNK), end = std::min((index + 1) * SPAN, ends[n - 1]);
     const float *key[CHUNK], *value[CHUNK];
     for (int from = begin; from < end; from += CHUNK) {
-        int count = std::min(CHUNK, end - from), seen = std::max(0, begins[0] - from);      // nothing reads what no row sees
-        for (int t = 0; t < count; t++) {
-            int at = from + std::max(t, seen);
-            size_t slot = slot_offset(kv, layer, table[at / kv.block_size], u.head, at % kv.block_size);
-            if (kv.format == KV_F32) {
-                key[t] = (const float *)kv.keys + slot * D, value[t] = (const float *)kv.values + slot * D;
-            } else {
-                read_head(kv, kv.keys, kv.key_scales, slot, scratch.keys + t * D);
-                read_head(kv, kv.values, kv.value_scales, slot, scratch.values + t * D);
-                key[t] = scratch.keys + t * D, value[t] = scratch.values + t * D;
+        int count = std::min(CHUNK, end - from), seen = std::max(0, begins[0] - from);
+        for (int t = seen; t < count;) {            // block by block; what no row sees is not read
+            int at = from + t, offset = at % kv.block_size, run = std::min(kv.block_size - offset, count - t);
+            size_t slot = slot_offset(kv, layer, table[at / kv.block_size], u.head, offset);
+            for (int i = 0; i < run; i++, t++, slot++) {
+                if (kv.format == KV_F32) {
+                    key[t] = (const float *)kv.keys + slot * D, value[t] = (const float *)kv.values + slot * D;
+                } else {
+                    read_head(kv, kv.keys, kv.key_scales, slot, scratch.keys + t * D);
+                    read_head(kv, kv.values, kv.value_scales, slot, scratch.values + t * D);
+                    key[t] = scratch.keys + t * D, value[t] = scratch.values + t * D;
+                }
             }
         }
-        for (int t = count; t % 4; t++) key[t] = key[count - 1];
+        for (int t = 0; t < seen; t++) key[t] = key[seen], value[t] = value[seen];
+        for (int t = count; t % 4; t++) key[t] = key[count - 1], value[t] = value[count - 1];
         for (int r = 0; r < n; r += 3) {
             const float *q = scratch.queries + (size_t)r * D;
             float *s = scratch.scores + r * CHUNK;
-            if (n - r >= 3) scores_tile<3>(q, D, key, count, s);
-            else if (n - r == 2) scores_tile<2>(q, D, key, count, s);
-            else scores_tile<1>(q, D, key, count, s);
+            const float *const *fetch = kv.format == KV_F32 && r == 0 ? value : nullptr;
+            if (n - r >= 3) scores_tile<3>(q, D, key, fetch, count, s);
+            else if (n - r == 2) scores_tile<2>(q, D, key, fetch, count, s);
+            else scores_tile<1>(q, D, key, fetch, count, s);
         }
         for (int r = 0; r < n; r++) {
             float *s = scratch.scores + r * CHUNK;
             int low = begins[r] - from, high = ends[r] - from;      // this row sees [low, high) of the chunk
-            for (int t = 0; t < CHUNK; t++) if (t < low || t >= high || t >= count) s[t] = NOTHING;
+            for (int t = 0; t < low && t < count; t++) s[t] = NOTHING;
+            int filled = rounded_up(count, LANES);
+            for (int t = std::max(0, std::min(high, count)); t < filled; t++) s[t] = NOTHING;
             vf top = set1(to.top[r]), total = {};
-            for (int t = 0; t < CHUNK; t += LANES) top = greater(top, load(s + t));
+            for (int t = 0; t < filled; t += LANES) top = greater(top, load(s + t));
             float m = largest(top), keep = exp2_negative(set1(to.top[r] - m))[0];
-            for (int t = 0; t < CHUNK; t += LANES) {
+            for (int t = 0; t < filled; t += LANES) {
                 vf x = load(s + t), p = exp2_negative(x - m);
                 p = x <= NOTHING ? vf{} : p;
                 total += p + (x - x);               // comparisons lose NaN: it goes into the sum

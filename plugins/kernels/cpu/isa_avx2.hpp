@@ -6,7 +6,8 @@
 
 namespace ms {
 
-constexpr int ROWS_DENSE = 6, ROWS_GROUPED = 6;     // rows of a register tile of 2 vectors: what 16 registers hold
+// Rows of a register tile of 2 vectors: what 16 registers hold, and measured.
+constexpr int ROWS_FLOAT32 = 6, ROWS_BFLOAT16 = 4, ROWS_GROUPED = 5, ROWS_GROUPED8 = 4;
 
 static inline vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 static inline vi nearest(vf v) { return (vi)_mm256_cvtps_epi32((__m256)v); }

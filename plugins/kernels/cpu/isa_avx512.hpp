@@ -6,7 +6,7 @@
 
 namespace ms {
 
-constexpr int ROWS_DENSE = 12, ROWS_GROUPED = 6;
+constexpr int ROWS_FLOAT32 = 12, ROWS_BFLOAT16 = 12, ROWS_GROUPED = 6, ROWS_GROUPED8 = 6;
 
 static inline vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 static inline vi nearest(vf v) { return (vi)_mm512_cvtps_epi32((__m512)v); }

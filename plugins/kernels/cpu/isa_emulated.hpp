@@ -6,7 +6,7 @@
 
 namespace ms {
 
-constexpr int ROWS_DENSE = 12, ROWS_GROUPED = 6;
+constexpr int ROWS_FLOAT32 = 12, ROWS_BFLOAT16 = 12, ROWS_GROUPED = 6, ROWS_GROUPED8 = 6;
 
 static inline vf fma(vf a, vf b, vf c) {
     for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);

@@ -4,7 +4,7 @@
 
 namespace ms {
 
-constexpr int MOST_ROWS = ROWS_DENSE > ROWS_GROUPED ? ROWS_DENSE : ROWS_GROUPED;
+constexpr int MOST_ROWS = ROWS_FLOAT32;             // of all formats
 
 
 static inline void finish(const Segment &s, const Out &out, int row, int panel, vf v0, vf v1) {
@@ -159,10 +159,10 @@ static void grouped8_tile(const Segment &s, const Activations &a, int row, int p
 typedef void (*Tile)(const Segment &, const Activations &, int, int, const Out &);
 template <int... I> static Tile tile_for(int format, bool int8, int rows, std::integer_sequence<int, I...>) {
     static const Tile tiles[][MOST_ROWS] = {
-        {dense_tile<FLOAT32, I % ROWS_DENSE + 1>...}, {dense_tile<BFLOAT16, I % ROWS_DENSE + 1>...},
+        {dense_tile<FLOAT32, I % ROWS_FLOAT32 + 1>...}, {dense_tile<BFLOAT16, I % ROWS_BFLOAT16 + 1>...},
         {grouped_tile<Q4_HALF, I % ROWS_GROUPED + 1>...}, {grouped_tile<Q4_FLOAT, I % ROWS_GROUPED + 1>...},
         {grouped_tile<Q8_HALF, I % ROWS_GROUPED + 1>...}, {grouped_tile<Q8_FLOAT16, I % ROWS_GROUPED + 1>...},
-        {grouped8_tile<Q4_HALF, I % ROWS_GROUPED + 1>...}, {grouped8_tile<Q4_FLOAT, I % ROWS_GROUPED + 1>...}};
+        {grouped8_tile<Q4_HALF, I % ROWS_GROUPED8 + 1>...}, {grouped8_tile<Q4_FLOAT, I % ROWS_GROUPED8 + 1>...}};
     return tiles[int8 ? format + 4 : format][rows - 1];
 }
 
@@ -175,7 +175,8 @@ void linear_part(const Linear &l, const Activations &a, int num_rows, const Out 
         for (int i = 0; i < l.num_segments; offset += panels_of(l.segments[i++])) {
             const Segment &s = l.segments[i];
             bool int8 = takes_int8(l, s);
-            int most = s.format <= BFLOAT16 ? ROWS_DENSE : ROWS_GROUPED, tiles = (rows + most - 1) / most;
+            int most = s.format == FLOAT32 ? ROWS_FLOAT32 : s.format == BFLOAT16 ? ROWS_BFLOAT16 : int8 ? ROWS_GROUPED8 : ROWS_GROUPED;
+            int tiles = (rows + most - 1) / most;
             int last = std::min(end - offset, panels_of(s));
             for (int p = std::max(0, begin - offset); p < last; p++)
                 for (int t = 0, r = 0; t < tiles; t++) {            // rows spread evenly over the tiles
