@@ -15,17 +15,20 @@ from ..models.checkpoint import open_model
 from ..settings import Config
 from .cupy import CupyExecutor, model_trouble
 from .cupy_device import device_trouble
-from .packed_linear import has_bf16_instructions
+from .native import NativeExecutor, native_trouble
 from .torch import TorchExecutor
 
 
 def choose(config: Config) -> tuple[Executor, str]:
     """The executor, and one sentence why.  Raises ConfigError for a model that cannot be opened."""
-    no_device = device_trouble() or model_trouble(open_model(config.model.path))
+    model = open_model(config.model.path)
+    no_device = device_trouble() or model_trouble(model)
     if no_device is None:
         return CupyExecutor(None, config), f"auto chose cupy ({torch.cuda.get_device_name(0)})"
-    why = "bf16 instructions found" if has_bf16_instructions() else "no bf16 instructions: float32 is faster and exact"
-    return TorchExecutor(None, config), f"auto chose torch ({why}; not cupy: {no_device})"
+    no_kernels = native_trouble(model)
+    if no_kernels is None:
+        return NativeExecutor(None, config), f"auto chose native (not cupy: {no_device})"
+    return TorchExecutor(None, config), f"auto chose torch (not native: {no_kernels}; not cupy: {no_device})"
 
 
 class AutoExecutor:

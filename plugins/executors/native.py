@@ -21,7 +21,7 @@ from .cores import usable_cores
 from .dtypes import Formats, NativeFormats, head_bytes, resolve_native
 from .families import Backend, load_family
 from .loaded import Network
-from .native_build import CannotBuild, best_instruction_set, build
+from .native_build import CannotBuild, best_instruction_set, build, library_path
 from .native_ops import BLOCKS, STORED, NativeOps, kept_format
 from .native_step import NativeNetwork
 from .ops import HeadShape, KVShape, Ops
@@ -57,6 +57,17 @@ class NativeExecutor(TorchExecutor):
         super().close()
         if isinstance(network, NativeNetwork):
             network.ops.close()
+
+
+def native_trouble(model: Checkpoint | ForeignFolder) -> str | None:
+    """Why the kernels cannot run this model on this machine; None if they can, or can be built."""
+    if isinstance(model, ForeignFolder):
+        return f"{model.architecture} runs through transformers"
+    try:
+        library_path(best_instruction_set())
+    except CannotBuild as error:
+        return str(error)
+    return None
 
 
 class NativeBackend(Backend):

@@ -22,8 +22,8 @@ def test_info_of_auto_says_what_and_why(tiny: Path) -> None:
     said: list[str] = []
     info = executor.load(said.append)
     executor.close()
-    assert info.detail.startswith("auto chose torch (")
-    assert "weights fp32" in info.detail or "weights bf16" in info.detail
+    assert info.detail.startswith(("auto chose native (not cupy: ", "auto chose torch (not native: "))
+    assert said[0] in info.detail
     assert (info.model, info.vocab_size, info.max_context, info.end_token_ids) == (tiny.name, 128, 256, (2,))
     assert set(info.memory) == {"weights", "workspace", "kv", "overhead"}
     assert info.num_blocks == 256 * 256 // 16
