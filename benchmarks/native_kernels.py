@@ -1,6 +1,6 @@
 """Steps of the native kernels next to the torch backend, in one interleaved run: only the ratios mean anything.
 
-    python benchmarks/native_kernels.py [--rows 1 4 16 64] [--context 192] [--prefill 1024] [--formats auto fast fp32 bf16]
+    python benchmarks/native_kernels.py [--rows 1 4 16 64] [--context 192] [--prefill 1024] [--formats torch auto fast]
         [--threads N] [--repeats 15] [--cpu-time] [--json FILE]
 
 Bare steps: a batch that has been built, to logits.  Times are the least and the median of the repeats, milliseconds.
@@ -69,12 +69,14 @@ def load(name: str, threads: int, num_blocks: int) -> Any:
         allocator=AllocatorConfig(block_size=BLOCK, num_blocks=num_blocks),
     )
     executor = kind(None, config)
-    executor.load(lambda line: None)
+    executor.load([].append)
     assert executor._loaded is not None
     return executor._loaded.network
 
 
-def measure(networks: dict[str, Any], step: StepBatch, repeats: int, clock: Callable[[], float]) -> dict[str, list[float]]:
+def measure(
+    networks: dict[str, Any], step: StepBatch, repeats: int, clock: Callable[[], float]
+) -> dict[str, list[float]]:
     """Milliseconds of ``step`` by format, all formats in turn."""
     out: dict[str, list[float]] = {name: [] for name in networks}
     for repeat in range(repeats + 1):
@@ -104,7 +106,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 16, 64])
     parser.add_argument("--context", type=int, default=192)
     parser.add_argument("--prefill", type=int, nargs="*", default=[1024], help="tokens of a prompt in one step")
-    parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=["torch", "fp32", "bf16", "auto", "fast"])
+    parser.add_argument(
+        "--formats", nargs="+", choices=list(FORMATS), default=["torch", "fp32", "bf16", "auto", "fast"]
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--cpu-time", action="store_true")
@@ -128,7 +132,9 @@ def main() -> None:
             ratios = [f"{min(times[reference]) / min(part):.2f}" for part in times.values()]
             print(f"| {title} | " + " | ".join(cells) + " | " + " ".join(ratios) + " |", flush=True)
     if not args.cpu_time:
-        floors = {name: floor_ms(part, args.repeats) for name, part in networks.items() if hasattr(part.ops, "_library")}
+        floors = {
+            name: floor_ms(part, args.repeats) for name, part in networks.items() if hasattr(part.ops, "_library")
+        }
         print("\nfloor of one row, ms: " + ", ".join(f"{name} {value:.2f}" for name, value in floors.items()))
     if args.json:
         args.json.write_text(json.dumps(found))

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 from ..core.errors import MainspringError
 from ..core.registry import Registry
 from .chosen import check, chosen
+from .executors.native_build import CannotBuild, best_instruction_set, library_path
 from .folders import cache_folder, journal_folder
 from .models.checkpoint import open_model
 from .settings import Config
@@ -181,6 +182,16 @@ def compiler() -> Finding:
     return Finding("compiler", "warn", "no g++", "native CPU kernels cannot be built: install g++, or set CXX")
 
 
+def kernels() -> Finding:
+    """Which native CPU kernels this machine runs, and whether they have been built."""
+    try:
+        kind = best_instruction_set()
+        path = library_path(kind)
+    except CannotBuild as error:
+        return Finding("kernels", "warn", f"none: {error}", "torch runs the model, slower")
+    return Finding("kernels", "ok", f"{kind.name}, " + (f"in {path}" if path.exists() else "built at the first start"))
+
+
 def examine(load: Callable[[], tuple[Config, str]]) -> Iterator[Finding]:
     """All findings, in the order in which to mend them.  ``load`` gives the configuration and its source's name."""
     yield python()
@@ -188,6 +199,7 @@ def examine(load: Callable[[], tuple[Config, str]]) -> Iterator[Finding]:
     yield torch()
     yield device()
     yield compiler()
+    yield kernels()
     try:
         config, where = load()
     except MainspringError as error:

@@ -22,8 +22,9 @@ from .dtypes import Formats, NativeFormats, head_bytes, resolve_native
 from .families import Backend, load_family
 from .loaded import Network
 from .native_build import CannotBuild, best_instruction_set, build, library_path
-from .native_ops import BLOCKS, STORED, NativeOps, kept_format
+from .native_ops import NativeOps
 from .native_step import NativeNetwork
+from .native_weights import BLOCK_SIZES, STORED, kept_format
 from .ops import HeadShape, KVShape, Ops
 from .torch import TorchExecutor
 
@@ -131,10 +132,8 @@ class NativeBackend(Backend):
 
 def stored_bytes(stored: str, shape: tuple[int, ...]) -> int:
     """Bytes of a matrix as the file has it."""
-    if stored in BLOCKS:
-        import gguf
-
-        elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[stored]]
+    if stored in BLOCK_SIZES:
+        elements, size = BLOCK_SIZES[stored]
         return math.prod(shape) // elements * size
     return math.prod(shape) * (4 if stored == "F32" else 2)
 

@@ -26,8 +26,9 @@ static inline size_t slot_offset(const KV &kv, int layer, int block, int head, i
 static inline int kv_bytes(int format) { return format == KV_F32 ? 4 : format == KV_INT8 ? 1 : 2; }
 
 static inline void write_head(const KV &kv, void *pool, float *scales, size_t slot, const float *x) {
-    char *to = (char *)pool + slot * kv.padded_dim * kv_bytes(kv.format);
-    int n = kv.head_dim;
+    int n = kv.head_dim, bytes = kv_bytes(kv.format);
+    char *to = (char *)pool + slot * kv.padded_dim * bytes;
+    memset(to + n * bytes, 0, (size_t)(kv.padded_dim - n) * bytes);
     if (kv.format == KV_F32) memcpy(to, x, 4 * (size_t)n);
     if (kv.format == KV_BF16) for (int i = 0; i < n; i++) { uint16_t b = to_bf16(x[i]); memcpy(to + 2 * i, &b, 2); }
     if (kv.format == KV_F16) for (int i = 0; i < n; i++) { _Float16 h = (_Float16)x[i]; memcpy(to + 2 * i, &h, 2); }

@@ -26,7 +26,12 @@ static inline void quantise_group(const float *v, int most, int32_t *q, float &s
         top = greater(top, magnitude(x));
         odd = fma(x, vf{}, odd);                    // NaN as soon as one is not finite
     }
-    float m = largest(top), inverse = m > 1e-30f ? most / m : 0.f;
+    float m = largest(top), nan = sum(odd), inverse = m > 1e-30f ? most / m : 0.f;
+    if (nan != 0.f) {                               // so the whole group is NaN, and no integer overflows
+        memset(q, 0, GROUP * sizeof *q);
+        scale = total = nan;
+        return;
+    }
     vi s = {};
     for (int i = 0; i < GROUP; i += LANES) {
         vi r = nearest(load(v + i) * inverse);
@@ -35,7 +40,7 @@ static inline void quantise_group(const float *v, int most, int32_t *q, float &s
     }
     int32_t integers = 0;
     for (int i = 0; i < LANES; i++) integers += s[i];
-    scale = m / most + sum(odd), total = scale * integers;
+    scale = m / most, total = scale * integers;
 }
 
 // v: width floats, zero behind the inputs.

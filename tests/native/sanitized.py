@@ -1,0 +1,146 @@
+"""Run in a process of its own, with a sanitizer preloaded: every kernel of a library over ragged shapes.
+
+    python -m tests.native.sanitized LIBRARY SEED ROUNDS
+
+Arguments come from NumPy arrays whose bytes behind the end the sanitizer guards; torch is not imported, since its own
+threads would be reported.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+EXECUTORS = Path(__file__).parents[2] / "plugins" / "executors"
+
+
+def load_abi() -> ModuleType:
+    """``native_abi`` without its package, which would import torch."""
+    spec = importlib.util.spec_from_file_location("native_abi", EXECUTORS / "native_abi.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+abi = load_abi()
+
+
+class Run:
+    """One random network and a few steps through it."""
+
+    def __init__(self, library: Any, random: np.random.Generator) -> None:
+        self.library, self.random, self.kept = library, random, []
+        self.engine = library.ms_open(int(random.integers(1, 4)))
+        group = int(random.integers(1, 5))
+        self.kv_heads = int(random.integers(1, 4))
+        self.heads, self.dim = group * self.kv_heads, 2 * int(random.integers(1, 20))
+        self.hidden, self.ffn, self.vocab = (int(random.integers(1, 80)) for _ in range(3))
+        self.block, self.blocks, self.layers = int(random.integers(1, 20)), 24, 2
+        self.window = int(random.choice([0, 3, 70]))
+
+    def array(self, *shape: int) -> Any:
+        made = self.random.standard_normal(shape).astype(np.float32)
+        self.kept.append(made)
+        return made
+
+    def linear(self, outputs: int, inputs: int) -> Any:
+        kept_as, int8 = int(self.random.integers(0, 5)), int(self.random.integers(0, 2))
+        source, data = abi.SRC_F32, self.array(outputs, inputs)
+        if kept_as == abi.Q4_FLOAT:
+            kept_as = abi.Q4_HALF
+        bias = self.array(outputs)
+        panels = np.zeros(self.library.ms_segment_bytes(kept_as, outputs, inputs), np.uint8)
+        segment = (abi.Segment * 1)(abi.Segment(panels.ctypes.data, bias.ctypes.data, kept_as, outputs, inputs, 0))
+        self.library.ms_pack(self.engine, segment[0], source, data.ctypes.data, 4 * inputs, None)
+        self.kept += [panels, segment]
+        return abi.Linear(segment, 1, outputs, inputs, int8)
+
+    def model(self) -> Any:
+        lanes = self.library.ms_lanes()
+        padded = -(-self.dim // lanes) * lanes
+        kv_format = int(self.random.integers(0, 4))
+        size = (4, 2, 2, 1)[kv_format]
+        slots = self.layers * self.blocks * self.kv_heads * self.block
+        pools = [np.full(slots * padded * size, 0xFF, np.uint8) for _ in range(2)]
+        scales = [np.full(slots, np.nan, np.float32) for _ in range(2)]
+        self.kept += [*pools, *scales]
+        kv = abi.KV(
+            *(part.ctypes.data for part in (*pools, *scales)), kv_format,
+            self.blocks, self.block, self.kv_heads, self.dim, padded,
+        )  # fmt: skip
+        q_width, kv_width = self.heads * self.dim, self.kv_heads * self.dim
+        layers = (abi.Layer * self.layers)(
+            *(
+                abi.Layer(
+                    *(self.array(size).ctypes.data for size in (self.hidden, self.hidden, self.dim, self.dim)),
+                    self.linear(q_width + 2 * kv_width, self.hidden), self.linear(self.hidden, q_width),
+                    self.linear(2 * self.ffn, self.hidden), self.linear(self.hidden, self.ffn), self.window, 0,
+                )
+                for _ in range(self.layers)
+            )
+        )  # fmt: skip
+        table = self.array(self.vocab, self.hidden)
+        self.kept.append(layers)
+        return abi.Model(
+            layers, self.array(self.hidden).ctypes.data,
+            abi.Table(table.ctypes.data, 4 * self.hidden, abi.SRC_F32, self.hidden),
+            self.linear(self.vocab, self.hidden), kv, self.layers, self.hidden, self.heads, self.ffn, self.vocab, 1e-5,
+        )  # fmt: skip
+
+    def steps(self) -> None:
+        """Prompts in ragged chunks, a dummy row among them, over the whole pool."""
+        model, random = self.model(), self.random
+        room = self.blocks // 3 * self.block
+        tables = random.permutation(self.blocks).astype(np.int32).reshape(3, -1)
+        cos, sin = self.array(room, self.dim // 2), self.array(room, self.dim // 2)
+        done = [0, 0, 0]
+        for _ in range(4):
+            counts = [int(random.integers(1, max(2, room // 3))) for _ in done]
+            counts = [min(count, room - start) for count, start in zip(counts, done, strict=True)]
+            rows = [row for row in range(3) if counts[row] > 0]
+            if not rows:
+                break
+            spans = [np.arange(done[row], done[row] + counts[row]) for row in rows] + [np.arange(2)]
+            positions = np.concatenate(spans).astype(np.int32)
+            slots = [
+                tables[row][span // self.block] * self.block + span % self.block
+                for row, span in zip(rows, spans, strict=False)
+            ]
+            cu = np.cumsum([0, *map(len, spans)]).astype(np.int32)
+            arrays = [
+                random.integers(0, self.vocab, len(positions)).astype(np.int32), positions,
+                np.concatenate([*slots, [-1, -1]]).astype(np.int32), cu,
+                np.asarray([*(done[row] + counts[row] for row in rows), 0], np.int32),
+                np.concatenate([tables[rows], np.full((1, tables.shape[1]), -1, np.int32)]),
+                (cu[1:] - 1)[: int(random.integers(0, len(cu)))].copy(), cos, sin,
+            ]  # fmt: skip
+            logits = np.full((len(arrays[6]), self.vocab), np.nan, np.float32)
+            batch = abi.Batch(
+                *(part.ctypes.data for part in arrays), len(positions), len(cu) - 1, tables.shape[1], len(logits)
+            )
+            self.library.ms_step(self.engine, c.byref(model), c.byref(batch), logits.ctypes.data)
+            assert np.isfinite(logits).all()
+            for row in rows:
+                done[row] += counts[row]
+
+
+def main() -> None:
+    """As the docstring says."""
+    library = abi.load(Path(sys.argv[1]))
+    random = np.random.default_rng(int(sys.argv[2]))
+    for _ in range(int(sys.argv[3])):
+        run = Run(library, random)
+        run.steps()
+        library.ms_close(run.engine)
+    print("clean")
+
+
+if __name__ == "__main__":
+    main()
