@@ -116,9 +116,8 @@ def main() -> None:
     apart = (len(text) - PROMPT) // args.prompts
     prompts = [text[at * apart : at * apart + PROMPT] for at in range(args.prompts)]
     num_blocks = args.prompts * -(-(PROMPT + args.new_tokens) // BLOCK) + WINDOW // BLOCK
-    print(
-        "| format | largest error | mean error | KL | same best token | free | perplexity |\n|---|---|---|---|---|---|---|"
-    )
+    print("| format | largest error | mean error | KL | same best token | free | perplexity |")
+    print("|---|---|---|---|---|---|---|")
     with torch.inference_mode():
         reference = load("torch fp32", num_blocks)
         assert reference._loaded is not None

@@ -36,7 +36,8 @@ class Run:
     """One random network and a few steps through it."""
 
     def __init__(self, library: Any, random: np.random.Generator) -> None:
-        self.library, self.random, self.kept = library, random, []
+        self.library, self.random = library, random
+        self.kept: list[Any] = []  # whatever addresses point into
         self.engine = library.ms_open(int(random.integers(1, 4)))
         group = int(random.integers(1, 5))
         self.kv_heads = int(random.integers(1, 4))
