@@ -38,6 +38,11 @@ class Formats:
     compute: torch.dtype
     kv: torch.dtype
 
+    @property
+    def target(self) -> str:
+        """What weights are packed for."""
+        return str(self.compute).removeprefix("torch.")
+
     def describe(self) -> str:
         """For people, for instance ``weights fp32, activations fp32, KV fp32``."""
         name = {dtype: text for text, dtype in KV_NAMES.items()}
@@ -56,6 +61,10 @@ class NativeFormats(Formats):
     def numbers(self) -> torch.dtype | None:
         """What all weights are read as; None: as they are stored."""
         return NAMES.get(self.kept)
+
+    @property
+    def target(self) -> str:
+        return "the native kernels"
 
     def describe(self) -> str:
         """For people, for instance ``weights as in the file, activations 16 bits where grouped, KV fp32``."""

@@ -106,7 +106,7 @@ def load_family(
         check_repeated_head(checkpoint)
         read = backend.read(checkpoint, formats, progress)
         network, ops = backend.network(model, read, heads, kv, max_context)
-    progress(f"weights packed: {memory.show(ops.weight_bytes())}")
+    progress(f"weights packed for {formats.target}: {memory.show(ops.weight_bytes())}")
     limits = Limits(model.vocab_size, max_context, kv.num_blocks, kv.block_size)
     return Loaded(model.name, checkpoint.format, network, limits, model.end_token_ids, ledger)
 
