@@ -1,7 +1,8 @@
-"""Greedy float32 output of the whole engine equals transformers' ``generate``, token for token.
+"""Greedy float32 output of the whole engine equals transformers' ``generate``, token for token, on both CPU backends.
 
-The reference ids are checked in with the versions that made them (``tests/golden/make_greedy_reference.py``); four of
-them are made again here.
+Every combination runs on the native kernels (on torch where they cannot be built), and some on torch; ``make soak``
+runs all on torch, at both depths.  The reference ids are checked in with the versions that made them
+(``tests/golden/make_greedy_reference.py``); four of them are made again here.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.slow
 REFERENCE = json.loads((Path(__file__).parents[1] / "golden" / "greedy_reference.json").read_text())
 CASES = REFERENCE["cases"]
 NEW_TOKENS = REFERENCE["new_tokens"]
+EXECUTORS: dict[str, type[TorchExecutor]] = {"native": NativeExecutor, "torch": TorchExecutor}
 
 
 def run(
@@ -35,16 +37,16 @@ def run(
     allocator: str = "prefix",
     num_blocks: int = 0,
     depth: Literal[1, 2] = 1,
-    executor: type[TorchExecutor] = TorchExecutor,
+    executor: str = "native",
 ) -> Simulator:
     """All cases, each at its virtual arrival time, through scheduler, allocator, sampler and the float32 model."""
     config = Config(
         paranoid=True,
         scheduler=SchedulerConfig(token_budget=token_budget, depth=depth),
         allocator=AllocatorConfig(use=allocator, block_size=block_size, num_blocks=num_blocks or 12_288 // block_size),
-        executor=ExecutorConfig(use="torch", dtype="fp32", weights="fp32", kv_dtype="fp32"),
+        executor=ExecutorConfig(use=executor, dtype="fp32", weights="fp32", kv_dtype="fp32"),
     )
-    sim = Simulator(config, executor(None, config), one_second, sampler="standard")
+    sim = Simulator(config, EXECUTORS[executor](None, config), one_second, sampler="standard")
     sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     for index, (case, moment) in enumerate(zip(CASES, arrivals, strict=True)):
         sim.at(moment, Submit(str(index), tuple(case["prompt_ids"]), sampling))
@@ -76,32 +78,55 @@ def test_alone() -> None:
     run([1000.0 * index for index in range(len(CASES))])
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-@pytest.mark.parametrize("token_budget", [8, 33, 512])
-def test_together(token_budget: int, block_size: int) -> None:
-    """C-19: staggered arrivals; both depths meet every budget and every block size."""
+def together(token_budget: int, block_size: int, executor: str, other_depth: bool = False) -> None:
+    """Both depths meet every budget and every block size."""
     kept = "paged" if token_budget == 33 else "prefix"
+    depth: Literal[1, 2] = 1 if (block_size == 4) != other_depth else 2
     run(
-        staggered(), token_budget=token_budget, block_size=block_size, allocator=kept, depth=1 if block_size == 4 else 2
+        staggered(),
+        token_budget=token_budget,
+        block_size=block_size,
+        allocator=kept,
+        depth=depth,
+        executor=executor,
     )
 
 
-@pytest.mark.parametrize(("token_budget", "block_size", "depth"), [(8, 16, 2), (33, 1, 1), (512, 4, 2)])
-def test_together_on_the_native_kernels(token_budget: int, block_size: int, depth: Literal[1, 2]) -> None:
-    run(staggered(), token_budget=token_budget, block_size=block_size, depth=depth, executor=NativeExecutor)
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("token_budget", [8, 33, 512])
+def test_together(token_budget: int, block_size: int) -> None:
+    """C-19: staggered arrivals."""
+    together(token_budget, block_size, "native")
+
+
+@pytest.mark.parametrize(("token_budget", "block_size"), [(8, 16), (33, 4), (512, 1)])
+def test_together_on_torch(token_budget: int, block_size: int) -> None:
+    together(token_budget, block_size, "torch")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("other_depth", [False, True])
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("token_budget", [8, 33, 512])
+def test_together_on_torch_at_both_depths(token_budget: int, block_size: int, other_depth: bool) -> None:
+    together(token_budget, block_size, "torch", other_depth)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("token_budget", [8, 33, 512])
 def test_together_at_the_other_depth(token_budget: int, block_size: int) -> None:
-    run(staggered(), token_budget=token_budget, block_size=block_size, depth=2 if block_size == 4 else 1)
+    together(token_budget, block_size, "native", other_depth=True)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_preempted(depth: Literal[1, 2]) -> None:
+@pytest.mark.soak
+def test_alone_on_torch() -> None:
+    run([1000.0 * index for index in range(len(CASES))], executor="torch")
+
+
+@pytest.mark.parametrize(("depth", "executor"), [(1, "native"), (2, "native"), (2, "torch")])
+def test_preempted(depth: Literal[1, 2], executor: str) -> None:
     """A-05: a pool that holds less than half of what is wanted at once."""
-    executor = NativeExecutor if depth == 2 else TorchExecutor
     sim = run([0.0] * len(CASES), num_blocks=150, depth=depth, executor=executor)
     assert sim.actors.host.stats()["preemptions"] >= 5
 
