@@ -23,13 +23,14 @@ def features_of(rows: Iterable[Row], padding: Iterable[int] = ()) -> Features:
     prefill = decode = kv = 0
     attention = 0.0
     for row in rows:
-        count = row.count
+        count, start = row.count, row.start
         if count == 1 and row.samples:
             decode += 1
-            kv += row.start + 1
+            kv += start
         else:
             prefill += count
-            attention += count * (row.start + count / 2)
+            attention += count * (start + count / 2)
+    kv += decode  # each reads its own token too
     for count in padding:
         prefill += count
         attention += count * count / 2

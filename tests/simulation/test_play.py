@@ -183,7 +183,7 @@ def test_records_survive_json() -> None:
 def test_the_hit_rate_bound_of_s1_holds_for_every_policy() -> None:
     """Nobody exceeds it; ``prefix_priority`` reaches it within two points when the KV holds the groups."""
     for groups in (6, 64):
-        made = scenario("S1", "tiny", 1, groups_in_cache=groups)
+        made = scenario("S1", "tiny", 1, groups_in_cache=groups, num_requests=200 if groups == 64 else 80)
         bound = hit_rate_bound(made)
         for info in Registry().available("scheduler"):
             run = play(arm(made, info.name), made, FORM)
