@@ -284,7 +284,7 @@ class SchedulerHost:
     def _book(self, message: m.StepResult, now: float) -> None:
         rows = self._in_flight.pop(message.step)
         self.step_time.observe(sum(row.count for row in rows), message.finished - message.launched)
-        failed = dict(message.failed)
+        failed, listens = dict(message.failed), self._listens
         for rid, token in zip(message.rids, message.token_ids, strict=True):
             request = self.records.get(rid)
             if request is None:  # ended while the step was in flight
@@ -297,7 +297,7 @@ class SchedulerHost:
             if request.first_token is None:
                 request.first_token = now
             reason, stop = self._ending(request, token)
-            if self._listens:
+            if listens:
                 self._event("tokens", request, 1, now)
             if reason is None:
                 self._emit.append(m.EmitRow(rid, (token,)))
