@@ -150,17 +150,17 @@ class Speed:
             splits=splits, expected_share=EXPECTED_DECODE,
         )  # fmt: skip
 
-    def shared(self, rows: int, common: int, own: int) -> None:
+    def shared(self, shape: Shape, rows: int, common: int, own: int) -> None:
         """Rows that begin with the same ``common`` tokens: those read once for all, and by every row for itself."""
-        spec = AttentionSpec("bf16", "bf16", LLAMA.head_dim, BLOCK, LLAMA.heads, LLAMA.kv_heads)
+        spec = AttentionSpec("bf16", "bf16", shape.head_dim, BLOCK, shape.heads, shape.kv_heads)
         kernels, device = Attention(self.device.raw_module, spec), self.there
         beginning, width = common // BLOCK, (common + own) // BLOCK
         blocks = np.tile(np.arange(width, dtype=np.int32), (rows, 1))
         blocks[:, beginning:] += np.arange(rows, dtype=np.int32)[:, None] * (width - beginning)
         lengths = np.full(rows, common + own, np.int32)
         tables, there_lengths = (torch.from_numpy(part).to(device) for part in (blocks, lengths))
-        pool = pool_of(self.device, LLAMA, "bf16", int(blocks.max()) + 1)
-        q = torch.randn(rows, LLAMA.heads, LLAMA.head_dim, device=device, dtype=torch.bfloat16)
+        pool = pool_of(self.device, shape, "bf16", int(blocks.max()) + 1)
+        q = torch.randn(rows, shape.heads, shape.head_dim, device=device, dtype=torch.bfloat16)
         out, entries = torch.empty_like(q), np.stack((np.arange(rows),) * 2, 1).astype(np.int32)
         found = cupy_shared.find(blocks, lengths, BLOCK)
         plan = cupy_shared.plan(found, entries, spec.group, kernels.instances["prefix"].rows)
@@ -170,27 +170,35 @@ class Speed:
         splits = choose_splits(rows * kernels.head_blocks, common + own, self.device.num_multiprocessors)
 
         def room(slots: int) -> Parts:
-            shape = (rows, LLAMA.heads, slots)
-            return Parts(
-                torch.empty(*shape, LLAMA.head_dim, device=device), torch.empty(*shape, 2, device=device), slots
-            )
+            size = (rows, shape.heads, slots)
+            return Parts(torch.empty(*size, shape.head_dim, device=device), torch.empty(*size, 2, device=device), slots)
 
         own_parts, joint_parts = room(splits), room(plan.num_slots + splits)
-        shape = {"num_rows": rows, "table_width": width, "num_splits": splits}
+        common_arguments = {"num_rows": rows, "table_width": width, "num_splits": splits}
 
         def apart() -> None:
-            kernels.decode(out, q, pool, tables, there_lengths, parts=own_parts if splits > 1 else None, **shape)
+            kernels.decode(
+                out, q, pool, tables, there_lengths, parts=own_parts if splits > 1 else None, **common_arguments
+            )
 
         def together() -> None:
             kernels.prefix(joint_parts, q, pool, tables, tiles, members, num_tiles=len(tiles), table_width=width)
             kernels.decode(
-                out, q, pool, tables, there_lengths, parts=joint_parts, firsts=firsts, prefix_parts=written, **shape
+                out,
+                q,
+                pool,
+                tables,
+                there_lengths,
+                parts=joint_parts,
+                firsts=firsts,
+                prefix_parts=written,
+                **common_arguments,
             )
 
         alone, once = self.clock.captured(apart, 1), self.clock.captured(together, 1)
         self.report.figure(
-            f"decode attention, {rows} rows that share {common} tokens, with {own} of their own", once * 1e6,
-            "microseconds", each_row_for_itself=alone * 1e6,
+            f"decode attention, {shape.name} bf16, {rows} rows that share {common} tokens, with {own} of their own",
+            once * 1e6, "microseconds", each_row_for_itself=alone * 1e6,
         )  # fmt: skip
 
     def prefill(self, shape: Shape, kv_dtype: str, rows: int, tokens: int) -> None:
@@ -268,7 +276,7 @@ def measure_kernels(device: Device, report: Report, *, tiny: bool) -> None:
     for one in TRY_PREFILLS if tiny else PREFILLS:
         if report.time_for(f"prefill {one}", 8):
             speed.prefill(*one)
-    for rows, common, own in ((3, 256, 32),) if tiny else ((64, 8192, 256), (16, 1024, 256)):
-        speed.shared(rows, common, own)
+    for shape, rows, common, own in ((SMOL, 3, 256, 32),) if tiny else ((LLAMA, 64, 8192, 256), (LLAMA, 16, 1024, 256)):
+        speed.shared(shape, rows, common, own)
     speed.rows()
     speed.swap()

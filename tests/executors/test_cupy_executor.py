@@ -54,7 +54,7 @@ def loaded(settings: Config, options: Options | None = None) -> tuple[CupyExecut
         ("prefix", 2, {}, True),
         ("paged", 2, {}, False),
         ("prefix", 2, {"preempt": "swap", "host_blocks": 20}, True),
-        ("none", 1, {}, True),
+        ("none", 1, {}, False),
     ],
 )
 def test_the_engine_gives_the_tokens_of_torch(
