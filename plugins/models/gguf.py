@@ -67,7 +67,7 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        header = read_header(path)
+        header = self._header = read_header(path)
         #: Every field of the file, vocabulary and merges included.
         self.metadata = header.metadata
         self._interleaved = check_architecture(header.metadata, str(path)) == "llama"
@@ -114,6 +114,7 @@ class GgufCheckpoint:
         """One tensor, float32, rows first."""
         import gguf
 
+        self._header.give_back()
         tensor = self._tensors[name]
         data = tensor.data
         if tensor.type.name in ("F32", "F16"):
@@ -134,6 +135,7 @@ class GgufCheckpoint:
         tensor = self._tensors[name]
         if len(tensor.shape) != 2 or tensor.type.name in ("F32", "F16", "BF16"):
             return self.read(name).to(torch.bfloat16 if tensor.type.name == "BF16" else torch.float32)
+        self._header.give_back()  # what earlier matrices were packed from
         rows, width = tensor.shape
         order = self._apart(name, np.arange(rows, dtype=np.int32)) if self._pairs(name) else None
         return BlockMatrix(tensor.type.name, (rows, width), tensor.data, order)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,10 +55,16 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """``metadata`` values are numbers, strings, booleans or lists of those."""
+    """``metadata`` values are numbers, strings, booleans or lists of those.  ``mapped``: what the tensors lie in."""
 
     metadata: dict[str, Any]
     tensors: tuple[GgufTensor, ...]
+    mapped: mmap.mmap
+
+    def give_back(self) -> None:
+        """Let go of the pages read so far; data that is used later reads them again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -89,7 +96,7 @@ def _parse(path: Path, cursor: Cursor) -> GgufHeader:
         if end > len(raw):
             raise ConfigError(f"{path}: is cut off: tensor {name!r} ends at byte {end}, the file at {len(raw)}")
         tensors.append(GgufTensor(name, kind, shape, raw[first:end].reshape(*shape[:-1], row_bytes)))
-    return GgufHeader(metadata, tuple(tensors))
+    return GgufHeader(metadata, tuple(tensors), cursor.data)
 
 
 def _entry(path: Path, cursor: Cursor) -> tuple[str, StoredType, tuple[int, ...], int]:
