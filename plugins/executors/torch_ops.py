@@ -2,9 +2,9 @@
 
 The pool is head-major, ``[blocks * kv_heads, block_size * head_dim]`` per layer, so that one ``index_select`` lays a
 sequence's keys out as attention wants them.  All rows of one token (decode) are attended to at once, padded to the
-longest of their bucket, with the query heads that share a key/value head as rows of one small
-matrix; rows of several tokens (prefill) go one by one through the fused kernel.  A layer with a sliding window reads
-only the blocks that the window touches.
+longest of their bucket, with the query heads that share a key/value head as rows of one small matrix; rows of several
+tokens (prefill) go one by one through the fused kernel.  A layer with a sliding window reads only the blocks that the
+window touches.
 """
 
 from __future__ import annotations
