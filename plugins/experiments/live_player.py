@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ...core.edge import KernelPort
-from ...core.messages import Emit, Message, SamplingParams, StepLaunch, StepPlan, StepResult, Submit, Wake
+from ...core.messages import Emit, FinishReason, Message, SamplingParams, StepLaunch, StepPlan, StepResult, Submit, Wake
 from ..simulation.collect import Collector
 from ..simulation.records import Run
 from ..simulation.traffic import Traffic
@@ -104,7 +104,8 @@ class LivePlayer:
                 await self._done
         except TimeoutError:
             pass  # what has not ended is counted as such
-        return shifted(self._collect.run("live", self._port.stats()), -zero)
+        run = shifted(self._collect.run("live", self._port.stats()), -zero)
+        return run if self._forced else as_long_as_they_were(run)
 
     def output_ids(self) -> dict[int, list[int]]:
         """By number of the row."""
@@ -127,6 +128,17 @@ class LivePlayer:
         )
         self._collect.arrived(number, due, self._port.now())
         self._port.post(made)
+
+
+def as_long_as_they_were(run: Run) -> Run:
+    """``run`` where a request that the model ended by itself is complete."""
+    requests = tuple(
+        msgspec.structs.replace(one, wanted_tokens=one.output_tokens)
+        if one.reason == FinishReason.STOP and one.output_tokens
+        else one
+        for one in run.requests
+    )
+    return msgspec.structs.replace(run, requests=requests)
 
 
 def shifted(run: Run, by_s: float) -> Run:

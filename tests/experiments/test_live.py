@@ -132,3 +132,23 @@ def test_a_late_generator_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert seen.lag_p99_s > 0.01
     assert any("the generator was late" in words for words in seen.failed)
     clock.close()
+
+
+def test_an_answer_that_the_model_ends_by_itself_is_complete(tmp_path: Path) -> None:
+    """``forced = false``: the end id comes as the third token of every other request."""
+    work = WORK.replace("[workload.options]", "forced = false\n[workload.options]")
+    experiment = spec.read(write(tmp_path, head=HEAD, arms=ARMS, workload=work, load="[load]\nrate = [inf]\n"))
+    lengths: dict[str, int] = {}
+
+    def script(rid: str, length: int, checksum: int) -> int:
+        first = lengths.setdefault(rid, length)
+        return 0 if length == first + 2 and int(rid[1:]) % 2 else 20 + checksum % 1000
+
+    clock = LiveClock(experiment, lambda config: fake(config, script=script))
+    runner = Runner(experiment, Store(tmp_path / "out", experiment, False), clock)
+    made = workload.at_rate(runner.first, float("inf"))
+    run, *_ = clock.play(runner.arms["fcfs"], made, 0, "pair")
+    ended = [one for one in run.requests if one.reason == "stop"]
+    assert ended and all(one.complete and one.output_tokens == 3 for one in ended)
+    assert facts(run, made, experiment.spec).lost == 0
+    clock.close()

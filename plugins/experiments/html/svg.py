@@ -21,10 +21,10 @@ def number(value: float) -> str:
 
 
 class Axis:
-    """Data to pixels.  ``log`` needs values above 0."""
+    """Data to pixels; ``low`` above ``high`` turns it round.  ``log`` needs values above 0."""
 
     def __init__(self, low: float, high: float, start: float, end: float, log: bool = False) -> None:
-        if not high > low:
+        if high == low:
             spread = abs(low) * 0.05 or 1.0
             low, high = (low / 1.1, high * 1.1) if log and low > 0 else (low - spread, high + spread)
         self.low, self.high, self.log = low, high, log
