@@ -10,7 +10,7 @@ import pytest
 from mainspring.core.config import AllocatorConfig, Config, SchedulerConfig
 from mainspring.core.messages import GrantedRow, SamplingParams, StepLaunch, Submit
 from mainspring.core.policy import SampleOutput
-from mainspring.testing import FakeExecutor, Simulator, expected_ids, submit
+from mainspring.testing import FakeExecutor, Simulator, expected_ids
 
 
 def launch(step: int, rid: str, start: int, ids: tuple[int, ...] | None, table: tuple[int, ...]) -> StepLaunch:
@@ -63,7 +63,8 @@ def test_logits_of_a_whole_engine() -> None:
     config = Config(scheduler=SchedulerConfig(token_budget=16), allocator=AllocatorConfig(block_size=4))
     executor = FakeExecutor(16, 4, vocab_size=50, logits=lambda rid, position: np.eye(50)[position + len(rid)])
     simulator = Simulator(config, executor)
-    simulator.at(0.0, Submit("four", (1, 2, 3), SamplingParams(max_tokens=3)), submit("x", 2, 2))
+    short = SamplingParams(max_tokens=2, ignore_eos=True)
+    simulator.at(0.0, Submit("four", (1, 2, 3), SamplingParams(max_tokens=3)), Submit("x", (4, 5), short))
     simulator.run()
     out: dict[str, list[int]] = {}
     for emit in simulator.emitted:
