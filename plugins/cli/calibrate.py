@@ -24,6 +24,11 @@ class CalibrateCommand:
         parser.add_argument(
             "--policies", default="", metavar="NAME,...", help="whose cost to measure (default: every policy)"
         )
+        parser.add_argument(
+            "--processor-time",
+            action="store_true",
+            help="count what the executor's one thread computes, not the clock: for a machine with other work",
+        )
         add_config(parser)
         add_json(parser)
 
@@ -37,7 +42,7 @@ class CalibrateCommand:
         policies = [name for name in args.policies.split(",") if name]
         for name in policies:
             registry.resolve("scheduler", name)  # what is wrong here should not wait for the measurement
-        made = calibrate(config, registry, args.repeats, policies, lambda line: print(line, file=sys.stderr))
+        made = calibrate(config, registry, args.repeats, policies, _tell, None, args.processor_time)
         if args.out is not None:
             try:
                 args.out.write_text(dump(made), encoding="utf-8")
@@ -56,6 +61,10 @@ class CalibrateCommand:
                 ],
             )
         return OK
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 @hookimpl

@@ -211,3 +211,8 @@ def test_turns_cost_something_and_more_with_more_requests() -> None:
     cost = fit_turns(Registry(), ["fcfs"])["fcfs"]
     assert cost.a_us + cost.b_us > 0
     assert cost.seconds(256, 0) > cost.seconds(1, 0)
+
+
+def test_processor_time_is_of_one_thread() -> None:
+    with pytest.raises(ConfigError, match=r"executor\.threads = 0"):
+        calibrate(Config(), Registry(), executor=Timed(), processor_time=True)
