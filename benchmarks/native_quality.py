@@ -1,4 +1,4 @@
-"""What each native format costs in quality, next to float32 on the torch backend; the default model.
+"""What each native format costs in quality, next to float32 (on torch, or on the kernels); the default model.
 
     python benchmarks/native_quality.py [--prompts 64] [--new-tokens 64] [--text-tokens 4096] [--formats auto fast ...]
 
@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--text-tokens", type=int, default=4096)
     parser.add_argument("--formats", nargs="+", default=[name for name in FORMATS if name != "torch fp32"])
+    parser.add_argument("--reference", choices=("torch fp32", "fp32"), default="torch fp32")
     args = parser.parse_args()
     text = load_gguf(find_model(""))[0].encode("\n".join(topics[name] for name in sorted(topics))).ids
     apart = (len(text) - PROMPT) // args.prompts
@@ -119,13 +120,13 @@ def main() -> None:
     print("| format | largest error | mean error | KL | same best token | free | perplexity |")
     print("|---|---|---|---|---|---|---|")
     with torch.inference_mode():
-        reference = load("torch fp32", num_blocks)
+        reference = load(args.reference, num_blocks)
         assert reference._loaded is not None
         made = greedy(reference._loaded.network, prompts, args.new_tokens)
         full = list(forced(reference._loaded.network, prompts[:8], made[:8]))
         known = perplexity(reference._loaded.network, text[: args.text_tokens])
         reference.close()
-        print(f"| torch fp32 | | | | | | {known:.4f} |", flush=True)
+        print(f"| {args.reference} | | | | | | {known:.4f} |", flush=True)
         for name in args.formats:
             executor = load(name, num_blocks)
             assert executor._loaded is not None
