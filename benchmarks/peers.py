@@ -136,7 +136,10 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=["auto", "fast"])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--environments", type=Path, default=cache_folder() / "peers")
-    asyncio.run(compare(parser.parse_args()))
+    try:
+        asyncio.run(compare(parser.parse_args()))
+    except subprocess.CalledProcessError as error:
+        print(f"the peer cannot be installed here: {error}")
 
 
 if __name__ == "__main__":
