@@ -12,7 +12,7 @@ template <int D> struct Lanes {
 };
 
 template <class T, class KT, int D, int BS, int GB, int NW, int U, int FLAGS>
-KERNEL __launch_bounds__(NW * 32) decode(
+KERNEL __launch_bounds__(NW * 32, 1) decode(
     T* __restrict__ out, float* __restrict__ part_out, float2* __restrict__ part_ml, const T* __restrict__ q,
     const KT* __restrict__ keys, const KT* __restrict__ values, const float* __restrict__ key_scales,
     const float* __restrict__ value_scales, const int* __restrict__ tables, const int* __restrict__ lengths,
@@ -72,7 +72,7 @@ KERNEL __launch_bounds__(NW * 32) decode(
         float4 k = four_of(raw_k[u][e], KT());
 #pragma unroll
         for (int g = 0; g < GB; g++)
-          dot[g] += query[g][e].x * k.x + query[g][e].y * k.y + query[g][e].z * k.z + query[g][e].w * k.w;
+          dot[g] = dot_add(dot[g], query[g][e], k);
       }
 #pragma unroll
       for (int g = 0; g < GB; g++) {

@@ -10,7 +10,7 @@
 #include "tiles.cuh"
 
 template <class T, class KT, int D, int BS, int NH, int NW, int ST, int FLAGS>
-KERNEL __launch_bounds__(NW * 32) decode_mma(
+KERNEL __launch_bounds__(NW * 32, 1) decode_mma(
     T* __restrict__ out, float* __restrict__ part_out, float2* __restrict__ part_ml, const T* __restrict__ q,
     const KT* __restrict__ keys, const KT* __restrict__ values, const float* __restrict__ key_scales,
     const float* __restrict__ value_scales, const int* __restrict__ tables, const int* __restrict__ lengths,

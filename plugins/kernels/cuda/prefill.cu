@@ -6,7 +6,7 @@
 #include "attention.cuh"
 
 template <class T, class KT, int D, int BS, int FLAGS>
-KERNEL __launch_bounds__(128) prefill(
+KERNEL __launch_bounds__(128, 1) prefill(
     T* __restrict__ out, const T* __restrict__ q, const KT* __restrict__ keys, const KT* __restrict__ values,
     const float* __restrict__ key_scales, const float* __restrict__ value_scales, const int* __restrict__ tables,
     const int* __restrict__ lengths, const int* __restrict__ starts, const int2* __restrict__ tiles, int table_width, int num_kv_heads,
@@ -66,7 +66,7 @@ KERNEL __launch_bounds__(128) prefill(
       for (int j = 0; j < J; j++) {
         float4 k = *(const float4*)(k_tile + (x + 8 * j) * STRIDE + c);
 #pragma unroll
-        for (int h = 0; h < 2; h++) s[h][j] += a[h].x * k.x + a[h].y * k.y + a[h].z * k.z + a[h].w * k.w;
+        for (int h = 0; h < 2; h++) s[h][j] = dot_add(s[h][j], a[h], k);
       }
     }
 #pragma unroll

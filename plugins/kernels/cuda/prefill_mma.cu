@@ -39,12 +39,12 @@ DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2*
   }
   // Where a thread always copies the same column of rows r0, r0 + STEP, ..., the block of a row is known at compile time.
   constexpr int STEP = THREADS / CH;
-  constexpr bool REGULAR = THREADS % CH == 0 && BS % STEP == 0 && BN % BS == 0;
+  constexpr bool REGULAR = THREADS % CH == 0 && (BS % STEP == 0 || STEP % BS == 0) && BN % BS == 0;
   const int r0 = tid / CH, c0 = tid % CH;
-  const i64 block_bytes = (i64)num_kv_heads * BS * D * sizeof(KT), in_block = ((i64)kv_head * BS + r0) * D * sizeof(KT) + c0 * 16;
+  const i64 block_bytes = (i64)num_kv_heads * BS * D * sizeof(KT), in_block = ((i64)kv_head * BS + r0 % BS) * D * sizeof(KT) + c0 * 16;
   auto load = [&](int stage, int first) {
     if constexpr (REGULAR) {
-      const int* blocks = table + first / BS;
+      const int* blocks = table + first / BS + r0 / BS;
 #pragma unroll
       for (int i = 0; i < BN / STEP; i++) {
         bool ok = first + r0 + i * STEP < end;
@@ -224,7 +224,7 @@ DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2*
 }
 
 template <class T, class KT, int D, int BS, int BN, int FLAGS>
-KERNEL __launch_bounds__(128) prefill_mma(
+KERNEL __launch_bounds__(128, 1) prefill_mma(
     T* __restrict__ out, const T* __restrict__ q, const KT* __restrict__ keys, const KT* __restrict__ values,
     const float* __restrict__ key_scales, const float* __restrict__ value_scales, const int* __restrict__ tables,
     const int* __restrict__ lengths, const int* __restrict__ starts, const int2* __restrict__ tiles, int table_width, int num_kv_heads,
@@ -241,7 +241,7 @@ KERNEL __launch_bounds__(128) prefill_mma(
 }
 
 template <class T, class KT, int D, int BS, int BN, int FLAGS>
-KERNEL __launch_bounds__(128) prefix_mma(
+KERNEL __launch_bounds__(128, 1) prefix_mma(
     float* __restrict__ part_out, float2* __restrict__ part_ml, const T* __restrict__ q, const KT* __restrict__ keys,
     const KT* __restrict__ values, const float* __restrict__ key_scales, const float* __restrict__ value_scales,
     const int* __restrict__ tables, const PrefixTile* __restrict__ tiles, const int2* __restrict__ members, int table_width,

@@ -40,6 +40,14 @@ template <class T> DEVICE void store_four(T* p, float4 v) {
 }
 DEVICE void store_four(float* p, float4 v) { *(float4*)p = v; }
 
+// sum + a . b as four fused products
+DEVICE float dot_add(float sum, float4 a, float4 b) {
+  sum += a.x * b.x;
+  sum += a.y * b.y;
+  sum += a.z * b.z;
+  return sum + a.w * b.w;
+}
+
 // ---- signed bytes LOW and HIGH of v as a pair of 16-bit floats, exactly
 template <int LOW, int HIGH> DEVICE u32 widen2(u32 v, f16) {  // 0x64xx is 1024 + xx
   return subtract2(byte_permute(v ^ 0x80808080u, 0x64646464u, LOW | 4 << 4 | HIGH << 8 | 4 << 12), 0x64806480u, f16());

@@ -1,0 +1,54 @@
+"""Compile every kernel for every GPU, with no GPU, and compare with the checked-in table: ``make nvrtc``.
+
+``--write`` replaces the table (with what was measured, after showing what got worse); ``--cuda`` and ``--arch``
+narrow it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+from .shapes import Unit, all_units
+from .table import Line, compare, measure, read, write
+
+#: Version of CUDA -> architectures: from Turing, which runs on CUDA cores only, to what that version knows best.
+ARCHITECTURES = {12: (75, 80, 86, 89, 90, 100, 120), 13: (75, 80, 90, 100, 120)}
+
+
+def _measure(job: tuple[int, int, Unit]) -> list[Line]:
+    cuda, arch, unit = job
+    return measure(cuda, arch, unit)
+
+
+def main() -> int:
+    """0 when nothing is worse than the table says."""
+    parser = argparse.ArgumentParser(prog="python -m tests.nvrtc", description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--cuda", type=int, nargs="*", default=list(ARCHITECTURES))
+    parser.add_argument("--arch", type=int, nargs="*")
+    parser.add_argument("--jobs", type=int, default=2)
+    chosen = parser.parse_args()
+    jobs = [
+        (cuda, arch, unit)
+        for cuda in chosen.cuda
+        for arch in chosen.arch or ARCHITECTURES[cuda]
+        for unit in all_units(arch)
+    ]
+    lines: dict[tuple[str, int, str], Line] = {}
+    with ProcessPoolExecutor(chosen.jobs) as pool:
+        for job, made in zip(jobs, pool.map(_measure, jobs), strict=True):
+            lines |= {line.key: line for line in made}
+            print(f"CUDA {job[0]} sm_{job[1]} {job[2].label}: {len(made)} kernels", flush=True)
+    table = read()
+    worse = compare(list(lines.values()), table)
+    print("\n".join(worse) or f"{len(lines)} kernels are as the table says")
+    if chosen.write:
+        write((table | lines).values())
+        return 0
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
