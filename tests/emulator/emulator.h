@@ -129,6 +129,8 @@ template <class T> static inline T max(T a, T b) { return a < b ? b : a; }
 static inline float emu_div(float a, float b) { return a / b; }
 #define __fdividef emu_div
 #define __fdiv_rn emu_div
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 static inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 static inline int __float2int_rn(float x) {  // saturates, and a NaN is zero
   return x != x ? 0 : x >= 2147483648.f ? 2147483647 : x <= -2147483648.f ? -2147483647 - 1 : int(lrintf(x));

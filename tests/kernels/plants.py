@@ -56,6 +56,7 @@ PLANTS = {
     "no barrier behind the widening of int8": _without_barrier("prefill_int8", "the tile is wide"),
     "no barrier before a tile is overwritten": _without_barrier("prefill", "every thread is done with the tile before"),
     "no barrier in a sum of the block": _without_barrier("rms_norm", "one partial sum a warp is there"),
+    "no barrier between counting and looking": _without_barrier("sample", "the next digit of the place is known"),
     "no barrier of a warp behind asynchronous copies": _without_barrier(
         "decode_mma",
         "tile j has landed for every lane, and every lane is done with tile j - 1",

@@ -18,6 +18,7 @@ from mainspring.plugins.kernels.cuda.launch import Attention, MakeModule
 from mainspring.plugins.kernels.cuda.names import AttentionSpec
 from mainspring.plugins.kernels.cuda.plan import SharedPrefix
 from mainspring.plugins.kernels.cuda.row_ops import RowOps
+from mainspring.plugins.kernels.cuda.sampling import Sampling
 
 from .paged import TOLERANCE, Case, error, load, make, poisoned, store
 from .plants import PLANTS
@@ -121,6 +122,18 @@ def _copies(build: MakeModule) -> bool:
     return bool((target[:, [2, 0]] == source[:, [0, 2]]).all() and not target[:, 1].any())
 
 
+def _sample(build: MakeModule) -> bool:
+    """Likely tokens only, the last of them, the first of its equals."""
+    logits = np.tile(np.array([-5, 3, 2, 2, -5], np.float32), (3, 200))
+    logits[:, 700] = 4.0
+    temperature, top_k, one = np.array([1.0, 0.0, 1.0]), np.array([2, 0, 0], np.int32), np.ones(3)
+    ids, states = np.full(3, -7, np.int32), np.full(3, -7, np.int32)
+    Sampling(build).sample(
+        ids, states, logits, temperature, top_k, one * 0.9, one * 0.3, one * 0.999, rows=3, vocab=logits.shape[1]
+    )
+    return (ids.tolist(), states.tolist()) == ([1, 700, 996], [0, 0, 0])
+
+
 BF16, INT8, FP32 = _spec("bf16", "bf16", 64), _spec("bf16", "int8", 64), _spec("fp32", "fp32", 64)
 CAPPED = _spec("bf16", "bf16", 80, windows=True, softcap=5.0)
 #: Every kernel, and both layouts of shared memory: 64 dims are swizzled, 80 padded.
@@ -142,6 +155,7 @@ SCENARIOS: dict[str, Callable[[MakeModule], bool]] = {
     "silu_mul": _silu_mul,
     "norm_heads": _norm_heads,
     "copies": _copies,
+    "sample": _sample,
 }
 
 

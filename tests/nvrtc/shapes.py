@@ -5,10 +5,21 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from mainspring.plugins.kernels.cuda.names import HEAD_DIMS, AttentionSpec, attention_files, attention_instances
+from mainspring.plugins.kernels.cuda.names import (
+    HEAD_DIMS,
+    AttentionSpec,
+    attention_files,
+    attention_instances,
+    sample_instance,
+)
 from mainspring.plugins.kernels.cuda.source import unit
 
 FORMATS = [("bf16", "bf16"), ("bf16", "int8"), ("fp16", "fp16"), ("fp16", "int8"), ("fp32", "fp32"), ("fp32", "int8")]
+FULL = {(12, 80), (12, 90)}
+REPRESENTATIVE = [
+    ("bf16", "bf16", 64), ("bf16", "bf16", 128), ("bf16", "int8", 128), ("fp16", "fp16", 80), ("fp32", "fp32", 64),
+    ("fp32", "fp32", 256),
+]  # fmt: skip
 ROW_KERNELS = (
     "rms_norm<{0}, false>",
     "rms_norm<{0}, true>",
@@ -65,15 +76,25 @@ def row_units() -> list[Unit]:
         Unit(f"rows {dtype}", ("rows.cu",), {kernel.format(kind): 0 for kernel in ROW_KERNELS})
         for dtype, kind in kinds.items()
     ]
-    return [*rows, Unit("blocks", ("blocks.cu",), {f"copy_blocks<{kind}>": 0 for kind in ("uint4", "u32", "u8")})]
+    one = sample_instance()
+    copies = {f"copy_blocks<{kind}>": 0 for kind in ("uint4", "u32", "u8")}
+    draw = Unit("sample", ("sample.cu",), {one.name: one.shared_bytes})
+    return [*rows, Unit("blocks", ("blocks.cu",), copies), draw]
 
 
-def all_units(arch: int) -> list[Unit]:
+def every_unit(arch: int) -> list[Unit]:
     """Every format, head size and kind of group.  Without the tensor cores of 8.0, every one of them on CUDA cores."""
+    formats = [(dtype, kv_dtype, head_dim) for dtype, kv_dtype in FORMATS for head_dim in HEAD_DIMS]
+    return [_unit(arch, *one) for one in formats] + row_units()
+
+
+def table_units(cuda: int, arch: int) -> list[Unit]:
+    """What the table holds: every unit for the Hopper of CUDA 12, elsewhere each kind of kernel and of layout."""
+    return every_unit(arch) if (cuda, arch) in FULL else [_unit(arch, *one) for one in REPRESENTATIVE] + row_units()
+
+
+def _unit(arch: int, dtype: str, kv_dtype: str, head_dim: int) -> Unit:
+    # Of one to eight query heads, and of more; CUDA cores take one, two or four at once.
     tensor_cores = arch >= 80
-    units = []
-    for dtype, kv_dtype in FORMATS:
-        # Of one to eight query heads, and of more; CUDA cores take one, two or four at once.
-        groups = (4, 16) if tensor_cores and dtype != "fp32" else (1, 2, 4)
-        units += [attention_unit(dtype, kv_dtype, head_dim, groups, tensor_cores) for head_dim in HEAD_DIMS]
-    return units + row_units()
+    groups = (4, 16) if tensor_cores and dtype != "fp32" else (1, 2, 4)
+    return attention_unit(dtype, kv_dtype, head_dim, groups, tensor_cores)

@@ -11,6 +11,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from .compiler import compiler
 from .sass import listings
@@ -62,7 +63,10 @@ def read() -> dict[tuple[str, int, str], Line]:
     with FILE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     numbers = {field.name for field in fields(Line) if field.type == "int"}
-    made = [Line(**{key: int(text) if key in numbers else text for key, text in row.items()}) for row in rows]
+    made = []
+    for row in rows:
+        values: dict[str, Any] = {key: int(text) if key in numbers else text for key, text in row.items()}
+        made.append(Line(**values))
     return {line.key: line for line in made}
 
 

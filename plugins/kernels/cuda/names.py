@@ -171,3 +171,11 @@ def attention_instances(spec: AttentionSpec) -> dict[str, Instance]:
 def block_bytes(spec: AttentionSpec) -> int:
     """Bytes of one block's keys (or values) in one layer, scales aside."""
     return spec.num_kv_heads * spec.block_size * spec.head_dim * BYTES[spec.kv_dtype]
+
+
+def sample_instance() -> Instance:
+    """The draw of tokens: two histograms of 2,048 bins, a place, two sums, a count for each warp, an id."""
+    shared = _carve(
+        (2048 * 8, 16), (2048 * 8, 16), (2048 * 4, 16), (2048 * 4, 16), (32, 16), (16, 16), (128, 16), (4, 16)
+    )
+    return Instance("sample", 512, shared)

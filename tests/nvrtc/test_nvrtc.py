@@ -1,0 +1,107 @@
+"""The compilers take the kernels, without spills, and the default model's are no worse than the table says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from . import table
+from .__main__ import ARCHITECTURES
+from .compiler import CompileError, compiler
+from .sass import read
+from .shapes import default_units, table_units
+from .table import Line, compare, faults, measure, regressions
+
+LINE = Line("12.9", 90, "decode", 100, 0, 0, 1024, 8, 8, 200, "text")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", default_units(), ids=lambda unit: unit.label)
+@pytest.mark.parametrize("arch", [80, 90])
+def test_the_default_models_kernels(arch: int, unit: object) -> None:
+    assert compare(measure(12, arch, unit), table.read()) == []  # type: ignore[arg-type]
+
+
+def test_the_table_is_of_the_text_as_it_is() -> None:
+    """Whoever changes a kernel compiles everything that changed: ``make nvrtc ARGS=--write``."""
+    lines = table.read()
+    versions = {line.cuda.partition(".")[0]: line.cuda for line in lines.values()}
+    stale = {
+        unit.label
+        for cuda, architectures in ARCHITECTURES.items()
+        for arch in architectures
+        for unit in table_units(cuda, arch)
+        for kernel in unit.kernels
+        if (line := lines.get((versions[str(cuda)], arch, kernel))) is None or line.text != unit.digest
+    }
+    assert not stale
+    assert [fault for line in lines.values() for fault in faults(line)] == []
+
+
+def test_tensor_cores_are_used_where_they_should_be() -> None:
+    """Every product of an attention kernel, and no other kernel, runs on them."""
+    for line in table.read().values():
+        assert (line.products > 0) == (line.matrix_loads > 0) == ("_mma<" in line.kernel), line
+        # S = Q K: one product for 16 head dims, and as many for O = P V; with eight times the tokens in prefill.
+        if line.kernel.startswith("decode_mma"):
+            head_dim, tiles = (int(line.kernel.split(", ")[at]) for at in (2, 4))
+            assert line.products == 2 * head_dim // 16 * tiles, line
+
+
+def test_a_text_that_does_not_compile_is_shown() -> None:
+    with pytest.raises(CompileError, match=r"sm_90: kernels.cu.*nonsense"):
+        compiler(12).compile("__global__ void f() { nonsense x; }", ["f"], 90)
+
+
+def test_spills_and_stack_are_seen() -> None:
+    text = """__global__ void f(int* o, int n) {
+      int x[64];
+      for (int i = 0; i < 64; i++) x[i] = o[i];
+      o[0] = x[n];
+    }"""
+    assert compiler(12).compile(text, ["f"], 90).resources["f"].stack_bytes == 256
+    line = replace(LINE, spilled=8)
+    assert faults(line) == ["decode for sm_90, CUDA 12.9: spilled 8 bytes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"stack": 16}, "stack 16 bytes"),
+        ({"registers": 129}, "129 registers, were 100"),
+        ({"products": 7}, "7 products, were 8"),
+        ({"matrix_loads": 9}, "9 matrix_loads, were 8"),
+        ({"shared_bytes": 2048}, "2048 bytes of shared memory, were 1024"),
+        ({"loop": 211}, "a loop of 211 instructions, was 200"),
+    ],
+)
+def test_regressions_are_named(change: dict[str, int], says: str) -> None:
+    (found,) = regressions(replace(LINE, **change), LINE)  # type: ignore[arg-type]
+    assert found == f"decode for sm_90, CUDA 12.9: {says}"
+
+
+def test_what_is_better_or_as_good_passes() -> None:
+    better = replace(LINE, registers=104, loop=210, shared_bytes=512)
+    assert regressions(better, LINE) == []
+    assert compare([LINE], {}) == [f"{LINE.key} is not in the table"]
+
+
+def test_the_longest_loop_of_a_listing() -> None:
+    listing = """
+        .section .text.f,"ax",@progbits
+.L_x_0:
+        /*0000*/                   HMMA.16816.F32 R4, R4, R8, R4 ;
+        /*0010*/              @!P0 BRA `(.L_x_0) ;
+.L_x_1:
+        /*0020*/                   LDSM.16.M88.4 R4, [R4] ;
+        /*0030*/                   FFMA R1, R1, R1, R1 ;
+        /*0040*/               @P1 BRA `(.L_x_1) ;
+        /*0050*/                   BRA `(.L_x_2) ;
+.L_x_2:
+        /*0060*/                   EXIT ;
+    """
+    made = read(listing)["f"]
+    assert (made.products, made.matrix_loads) == (1, 1)
+    assert made.loop == Counter({"LDSM": 1, "FFMA": 1, "BRA": 1})
