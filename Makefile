@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients run test soak fix check types bench experiments gpu docs
+.PHONY: help setup clients run test soak nvrtc fix check types bench experiments gpu docs
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,11 @@ test: check types clients  ## everything that must pass: style, types, import co
 
 soak: $(STAMP)  ## the long load tests
 	$(BIN)/python -m pytest -m soak $(ARGS)
+
+# Compilers only: no GPU is needed.  ARGS=--write after a change of a kernel, ARGS=--every for what the table leaves out.
+nvrtc: $(STAMP)  ## compile every CUDA kernel for every GPU, compare with the checked-in table
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[nvrtc]'
+	$(BIN)/python -m tests.nvrtc $(ARGS)
 
 fix: $(STAMP)  ## format, and mend what can be mended automatically
 	$(BIN)/ruff check --fix .
