@@ -63,8 +63,8 @@ def test_running_ahead_makes_a_missing_barrier_visible(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_order_and_seed(name: str) -> None:
+    """Orders 0 and 1 have no seeds; 2 and 3 run with eight."""
     run = SCENARIOS[name]
-    for order in range(4):
-        for seed in range(8 if order > 1 else 1):
-            with schedule(order, seed):
-                assert run(planted(None)), (order, seed)
+    for order, seed in [(0, 0), (1, 0), *((order, seed) for order in (2, 3) for seed in range(8))]:
+        with schedule(order, seed):
+            assert run(planted(None)), (order, seed)

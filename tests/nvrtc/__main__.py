@@ -1,7 +1,9 @@
 """Compile every kernel for every GPU, with no GPU, and compare with the checked-in table: ``make nvrtc``.
 
-``--write`` replaces the table (with what was measured, after showing what got worse); ``--cuda`` and ``--arch``
-narrow it.
+``--write`` replaces the table's lines with what was measured, after showing what got worse.  ``--changed``: only units
+whose text is another than the table was made of.  ``--every``: also what the table leaves out, for spills and stack
+only.
+``--cuda`` and ``--arch`` narrow it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 
 from .shapes import Unit, every_unit, table_units
-from .table import Line, compare, faults, measure, read, write
+from .table import Line, compare, faults, is_current, measure, read, write
 
 #: Version of CUDA -> architectures: from Turing, which runs on CUDA cores only, to what that version knows best.
 ARCHITECTURES = {12: (75, 80, 86, 89, 90, 100, 120), 13: (75, 80, 90, 100, 120)}
@@ -26,23 +28,26 @@ def main() -> int:
     """0 when nothing is worse than the table says."""
     parser = argparse.ArgumentParser(prog="python -m tests.nvrtc", description=__doc__)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--changed", action="store_true")
     parser.add_argument("--every", action="store_true")
     parser.add_argument("--cuda", type=int, nargs="*", default=list(ARCHITECTURES))
     parser.add_argument("--arch", type=int, nargs="*")
     parser.add_argument("--jobs", type=int, default=2)
     chosen = parser.parse_args()
+    table = read()
     jobs = [
         (cuda, arch, unit)
         for cuda in chosen.cuda
         for arch in chosen.arch or ARCHITECTURES[cuda]
         for unit in (every_unit(arch) if chosen.every else table_units(cuda, arch))
+        if not (chosen.changed and is_current(table, cuda, arch, unit))
     ]
     lines: dict[tuple[str, int, str], Line] = {}
     with ProcessPoolExecutor(chosen.jobs) as pool:
         for job, made in zip(jobs, pool.map(_measure, jobs), strict=True):
             lines |= {line.key: line for line in made}
             print(f"CUDA {job[0]} sm_{job[1]} {job[2].label}: {len(made)} kernels", flush=True)
-    table = read()
+    table = read()  # anew: another run may have written meanwhile
     known = [line for line in lines.values() if not chosen.every or line.key in table]
     worse = compare(known, table) + [fault for key, line in lines.items() if key not in table for fault in faults(line)]
     print("\n".join(worse) or f"{len(lines)} kernels are as the table says")

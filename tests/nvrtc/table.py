@@ -79,6 +79,14 @@ def write(lines: Iterable[Line]) -> None:
         out.writerows([getattr(line, name) for name in names] for line in sorted(lines, key=lambda line: line.key))
 
 
+def is_current(table: dict[tuple[str, int, str], Line], cuda: int, arch: int, unit: Unit) -> bool:
+    """Whether every kernel of the unit was measured, from the text as it is."""
+    found = {
+        line.kernel: line.text for line in table.values() if line.arch == arch and line.cuda.startswith(f"{cuda}.")
+    }
+    return all(found.get(kernel) == unit.digest for kernel in unit.kernels)
+
+
 def blocks_by_registers(registers: int, threads: int = 128) -> int:
     """Blocks of ``threads`` that the registers of a multiprocessor allow; they are given in units of 8 a thread."""
     return REGISTERS // (-(-registers // 8) * 8 * threads)

@@ -12,7 +12,7 @@ from .__main__ import ARCHITECTURES
 from .compiler import CompileError, compiler
 from .sass import read
 from .shapes import default_units, table_units
-from .table import Line, compare, faults, measure, regressions
+from .table import Line, compare, faults, is_current, measure, regressions
 
 LINE = Line("12.9", 90, "decode", 100, 0, 0, 1024, 8, 8, 200, "text")
 
@@ -25,17 +25,15 @@ def test_the_default_models_kernels(arch: int, unit: object) -> None:
 
 
 def test_the_table_is_of_the_text_as_it_is() -> None:
-    """Whoever changes a kernel compiles everything that changed: ``make nvrtc ARGS=--write``."""
+    """Whoever changes a kernel compiles everything that changed: ``make nvrtc ARGS='--changed --write'``."""
     lines = table.read()
-    versions = {line.cuda.partition(".")[0]: line.cuda for line in lines.values()}
-    stale = {
-        unit.label
+    stale = [
+        (cuda, arch, unit.label)
         for cuda, architectures in ARCHITECTURES.items()
         for arch in architectures
         for unit in table_units(cuda, arch)
-        for kernel in unit.kernels
-        if (line := lines.get((versions[str(cuda)], arch, kernel))) is None or line.text != unit.digest
-    }
+        if not is_current(lines, cuda, arch, unit)
+    ]
     assert not stale
     assert [fault for line in lines.values() for fault in faults(line)] == []
 

@@ -26,7 +26,8 @@ KERNEL __launch_bounds__(NW * 32, 1) decode(
   const int2 entry = entries ? entries[blockIdx.y] : make_int2(blockIdx.y, blockIdx.y);
   const int length = lengths[entry.x];
   const Span span = split_span<FLAGS>(length, firsts ? firsts[blockIdx.y] : 0, window, blockIdx.z, gridDim.z, min_split);
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, sub = lane / L, at = lane % L * 4;
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);  // tells the compiler that the warp's loop is one
+  const int lane = threadIdx.x & 31, sub = lane / L, at = lane % L * 4;
   const int num_heads = num_kv_heads * group, first_head = kv_head * group + head0;
   const int* table = tables + (i64)entry.x * table_width;
   DYNAMIC_SHARED(memory);
