@@ -16,7 +16,7 @@ from .shapes import Unit, every_unit, table_units
 from .table import Line, compare, faults, is_current, measure, read, write
 
 #: Version of CUDA -> architectures: from Turing, which runs on CUDA cores only, to what that version knows best.
-ARCHITECTURES = {12: (75, 80, 86, 89, 90, 100, 120), 13: (75, 80, 90, 100, 120)}
+ARCHITECTURES = {12: (75, 80, 90, 120), 13: (80, 90, 120)}
 
 
 def _measure(job: tuple[int, int, Unit]) -> list[Line]:

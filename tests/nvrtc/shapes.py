@@ -15,7 +15,7 @@ from mainspring.plugins.kernels.cuda.names import (
 from mainspring.plugins.kernels.cuda.source import unit
 
 FORMATS = [("bf16", "bf16"), ("bf16", "int8"), ("fp16", "fp16"), ("fp16", "int8"), ("fp32", "fp32"), ("fp32", "int8")]
-FULL = {(12, 90)}
+FULL: set[tuple[int, int]] = set()
 REPRESENTATIVE = [
     ("bf16", "bf16", 64), ("bf16", "bf16", 128), ("bf16", "int8", 128), ("fp16", "fp16", 80), ("fp32", "fp32", 64),
     ("fp32", "fp32", 256),

@@ -117,8 +117,12 @@ def _decode(spec: AttentionSpec, flags: int) -> Instance:
 
 
 def _prefill_mma(spec: AttentionSpec, flags: int, kernel: str) -> Instance:
-    dim, rows = spec.head_dim, 64
-    tokens = 64 if dim <= 128 else 32
+    dim = spec.head_dim
+    # Two tiles of 16 rows for each warp where the registers hold their results, of all instances or of none.
+    plain = spec.kv_dtype != "int8" and not spec.windows and not spec.softcap
+    double = dim < 128 or (dim == 128 and plain)
+    rows = 128 if double else 64
+    tokens = 32 if dim > (64 if double else 128) else 64
     wide = _stride(dim * 2)
     arrays = [(rows * wide, 128)]
     if spec.kv_dtype == "int8":
@@ -130,7 +134,7 @@ def _prefill_mma(spec: AttentionSpec, flags: int, kernel: str) -> Instance:
     else:
         arrays += [(2 * tokens * wide, 128)] * 2
     types = f"{TYPES[spec.dtype]}, {TYPES[spec.kv_dtype]}, {dim}, {spec.block_size}"
-    return Instance(f"{kernel}<{types}, {tokens}, {flags}>", 128, _carve(*arrays), rows=rows)
+    return Instance(f"{kernel}<{types}, {tokens}, {rows // 64}, {flags}>", 128, _carve(*arrays), rows=rows)
 
 
 def _prefill(spec: AttentionSpec, flags: int) -> Instance:

@@ -1,6 +1,6 @@
 // Several query tokens per row over the paged pool, on tensor cores: fp16 and bf16, pools of the same type or int8.
 //
-// grid (tiles, num_kv_heads), 4 warps of 16 rows.  Row r of a tile's sequence is query token r / group, head
+// grid (tiles, num_kv_heads), 4 warps of 16 * MT rows: with two m-tiles a warp reads half of K and V for each product.  Row r of a tile's sequence is query token r / group, head
 // kv_head * group + r % group, so that one tile of K and V serves the whole group.  What this step's tokens add to the pool is
 // already there.  Two stages of BN tokens; int8 tiles are widened once in shared memory.
 //
@@ -10,14 +10,14 @@
 
 struct PrefixTile { int table_row, first_member, num_members, row, begin, end, slot, unused; };
 
-template <class T, class KT, int D, int BS, int BN, int FLAGS, bool PREFIX>
+template <class T, class KT, int D, int BS, int BN, int MT, int FLAGS, bool PREFIX>
 DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2* part_ml, const T* q, const KT* keys,
                          const KT* values, const float* key_scales, const float* value_scales, const int* table, int begin,
                          int end, int past, int rows, int row0, int q0, const int2* members, int num_kv_heads, int group,
                          i64 q_stride, float in_scale, float out_scale, int window, int slot, int num_slots) {
   constexpr bool SCALED = Same<KT, i8>::value;
-  constexpr int BM = 64, KS = D / 16, NT = BN / 8, DT = D / 8, THREADS = 128;
-  constexpr bool KEEP_Q = D <= 128;  // in registers; else it is read again for every tile
+  constexpr int BM = 64 * MT, KS = D / 16, NT = BN / 8, DT = D / 8, THREADS = 128;
+  constexpr bool KEEP_Q = D * MT <= 128;  // in registers; else it is read again for every tile
   typedef Rows<D * 2> R;
   constexpr int CH = D * sizeof(KT) / 16, RAW_STRIDE = SCALED ? D : R::STRIDE, RAW = BN * RAW_STRIDE, SCALES = SCALED ? BN * 4 : 0;
   Carve carve(memory);
@@ -76,13 +76,23 @@ DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2*
   if (begin < end) load(0, begin);
   else copy_async_commit();
 
-  u32 query[KEEP_Q ? KS : 1][4];
-  float o[DT][4], m[2] = {MASKED, MASKED}, l[2] = {0.f, 0.f};
+  u32 query[KEEP_Q ? KS : 1][MT][4];
+  float o[MT][DT][4], m[MT][2], l[MT][2];
+  int last[MT][2];  // visible token of this lane's rows
+  const int row_a = row0 + warp * 16 * MT + g4;
 #pragma unroll
-  for (int i = 0; i < DT; i++) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0.f;
-  // The last and first visible token of this lane's two rows, and of the tile's first and last row.
-  const int row_a = row0 + warp * 16 + g4;
-  const int last[2] = {PREFIX ? end - 1 : past + row_a / group, PREFIX ? end - 1 : past + (row_a + 8) / group};
+  for (int t = 0; t < MT; t++) {
+#pragma unroll
+    for (int i = 0; i < DT; i++) o[t][i][0] = o[t][i][1] = o[t][i][2] = o[t][i][3] = 0.f;
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+      m[t][h] = MASKED, l[t][h] = 0.f, last[t][h] = PREFIX ? end - 1 : past + (row_a + t * 16 + h * 8) / group;
+  }
+  auto load_query = [&](u32 (&a)[MT][4], int k) {
+#pragma unroll
+    for (int t = 0; t < MT; t++) ldmatrix_x4(a[t], q_tile + R::at((warp * MT + t) * 16 + (lane & 15), k * 2 + (lane >> 4)));
+  };
+  // The last visible token of the tile's first and last row.
   const int tile_first = PREFIX ? end - 1 : past + row0 / group;
   const int tile_last = PREFIX ? end - 1 : past + (min(rows, row0 + BM) - 1) / group;
 
@@ -111,119 +121,137 @@ DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2*
     }
     if (KEEP_Q && first == begin) {
 #pragma unroll
-      for (int k = 0; k < KS; k++) ldmatrix_x4(query[KEEP_Q ? k : 0], q_tile + R::at(warp * 16 + (lane & 15), k * 2 + (lane >> 4)));
+      for (int k = 0; k < KS; k++) load_query(query[KEEP_Q ? k : 0], k);
     }
-    float s[NT][4];
+    float s[MT][NT][4];
 #pragma unroll
-    for (int n = 0; n < NT; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.f;
+    for (int t = 0; t < MT; t++)
+#pragma unroll
+      for (int n = 0; n < NT; n++) s[t][n][0] = s[t][n][1] = s[t][n][2] = s[t][n][3] = 0.f;
 #pragma unroll
     for (int k = 0; k < KS; k++) {
-      if (!KEEP_Q) ldmatrix_x4(query[0], q_tile + R::at(warp * 16 + (lane & 15), k * 2 + (lane >> 4)));
-      const u32 (&a)[4] = query[KEEP_Q ? k : 0];
+      if (!KEEP_Q) load_query(query[0], k);
+      const u32 (&a)[MT][4] = query[KEEP_Q ? k : 0];
 #pragma unroll
       for (int n = 0; n < NT; n += 2) {  // tokens n * 8 .. n * 8 + 15, head dims k * 16 .. k * 16 + 15
         u32 b[4];
         ldmatrix_x4(b, k_tile + R::at(n * 8 + (lane & 7) + ((lane >> 4) << 3), k * 2 + ((lane >> 3) & 1)));
-        mma_16x8x16(s[n], a, b[0], b[1], T());
-        mma_16x8x16(s[n + 1], a, b[2], b[3], T());
+#pragma unroll
+        for (int t = 0; t < MT; t++) {
+          mma_16x8x16(s[t][n], a[t], b[0], b[1], T());
+          mma_16x8x16(s[t][n + 1], a[t], b[2], b[3], T());
+        }
       }
-    }
-    if constexpr (SCALED) {
-#pragma unroll
-      for (int n = 0; n < NT; n++) {
-        float2 x = *(const float2*)(scales + n * 8 + c4 * 2);
-        s[n][0] *= x.x, s[n][1] *= x.y, s[n][2] *= x.x, s[n][3] *= x.y;
-      }
-    }
-    if constexpr ((FLAGS & SOFTCAP) != 0) {
-#pragma unroll
-      for (int n = 0; n < NT; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) s[n][e] = exponent_of<FLAGS, T>(s[n][e], in_scale, out_scale);
     }
     const float scale = FLAGS & SOFTCAP ? 1.f : in_scale;
-    if (first + BN - 1 > tile_first) {  // only tiles on the diagonal need the mask
 #pragma unroll
-      for (int n = 0; n < NT; n++)
+    for (int t = 0; t < MT; t++) {
+      if constexpr (SCALED) {
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-          if (first + n * 8 + c4 * 2 + (e & 1) > last[e >> 1]) s[n][e] = MASKED;
-    }
-    if constexpr ((FLAGS & WINDOW) != 0) {
-      if (first <= tile_last - window) {
+        for (int n = 0; n < NT; n++) {
+          float2 x = *(const float2*)(scales + n * 8 + c4 * 2);
+          s[t][n][0] *= x.x, s[t][n][1] *= x.y, s[t][n][2] *= x.x, s[t][n][3] *= x.y;
+        }
+      }
+      if constexpr ((FLAGS & SOFTCAP) != 0) {
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) s[t][n][e] = exponent_of<FLAGS, T>(s[t][n][e], in_scale, out_scale);
+      }
+      if (first + BN - 1 > tile_first) {  // only tiles on the diagonal need the mask
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
           for (int e = 0; e < 4; e++)
-            if (first + n * 8 + c4 * 2 + (e & 1) <= last[e >> 1] - window) s[n][e] = MASKED;
+            if (first + n * 8 + c4 * 2 + (e & 1) > last[t][e >> 1]) s[t][n][e] = MASKED;
       }
-    }
-    float best[2] = {m[0], m[1]}, shift[2];
+      if constexpr ((FLAGS & WINDOW) != 0) {
+        if (first <= tile_last - window) {
 #pragma unroll
-    for (int n = 0; n < NT; n++)
+          for (int n = 0; n < NT; n++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) best[e >> 1] = fmaxf(best[e >> 1], s[n][e]);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      best[h] = fmaxf(best[h], __shfl_xor_sync(0xffffffffu, best[h], 1));
-      best[h] = fmaxf(best[h], __shfl_xor_sync(0xffffffffu, best[h], 2));
-      // A row that has seen nothing yet counts masked tokens as ones; its first real score shrinks them to nothing.
-      float shrink = exp2_fast((m[h] - best[h]) * scale);
-      m[h] = best[h], l[h] *= shrink, shift[h] = best[h] * scale;
-#pragma unroll
-      for (int i = 0; i < DT; i++) o[i][2 * h] *= shrink, o[i][2 * h + 1] *= shrink;
-    }
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        s[n][e] = exp2_fast(s[n][e] * scale - shift[e >> 1]);
-        l[e >> 1] += s[n][e];
+            for (int e = 0; e < 4; e++)
+              if (first + n * 8 + c4 * 2 + (e & 1) <= last[t][e >> 1] - window) s[t][n][e] = MASKED;
+        }
       }
-    if constexpr (SCALED) {
+      float best[2] = {m[t][0], m[t][1]}, shift[2];
 #pragma unroll
-      for (int n = 0; n < NT; n++) {
-        float2 x = *(const float2*)(scales + BN + n * 8 + c4 * 2);
-        s[n][0] *= x.x, s[n][1] *= x.y, s[n][2] *= x.x, s[n][3] *= x.y;
+      for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) best[e >> 1] = fmaxf(best[e >> 1], s[t][n][e]);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        best[h] = fmaxf(best[h], __shfl_xor_sync(0xffffffffu, best[h], 1));
+        best[h] = fmaxf(best[h], __shfl_xor_sync(0xffffffffu, best[h], 2));
+        // A row that has seen nothing yet counts masked tokens as ones; its first real score shrinks them to nothing.
+        float shrink = exp2_fast((m[t][h] - best[h]) * scale);
+        m[t][h] = best[h], l[t][h] *= shrink, shift[h] = best[h] * scale;
+#pragma unroll
+        for (int i = 0; i < DT; i++) o[t][i][2 * h] *= shrink, o[t][i][2 * h + 1] *= shrink;
+      }
+#pragma unroll
+      for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          s[t][n][e] = exp2_fast(s[t][n][e] * scale - shift[e >> 1]);
+          l[t][e >> 1] += s[t][n][e];
+        }
+      if constexpr (SCALED) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+          float2 x = *(const float2*)(scales + BN + n * 8 + c4 * 2);
+          s[t][n][0] *= x.x, s[t][n][1] *= x.y, s[t][n][2] *= x.x, s[t][n][3] *= x.y;
+        }
       }
     }
 #pragma unroll
     for (int k = 0; k < BN / 16; k++) {
-      u32 a[4] = {pack2(s[2 * k][0], s[2 * k][1], T()), pack2(s[2 * k][2], s[2 * k][3], T()),
-                  pack2(s[2 * k + 1][0], s[2 * k + 1][1], T()), pack2(s[2 * k + 1][2], s[2 * k + 1][3], T())};
+      u32 a[MT][4];
+#pragma unroll
+      for (int t = 0; t < MT; t++) {
+        a[t][0] = pack2(s[t][2 * k][0], s[t][2 * k][1], T()), a[t][1] = pack2(s[t][2 * k][2], s[t][2 * k][3], T());
+        a[t][2] = pack2(s[t][2 * k + 1][0], s[t][2 * k + 1][1], T()), a[t][3] = pack2(s[t][2 * k + 1][2], s[t][2 * k + 1][3], T());
+      }
 #pragma unroll
       for (int d = 0; d < DT; d += 2) {
         u32 b[4];
         ldmatrix_x4_trans(b, v_tile + R::at(k * 16 + (lane & 15), d + (lane >> 4)));
-        mma_16x8x16(o[d], a, b[0], b[1], T());
-        mma_16x8x16(o[d + 1], a, b[2], b[3], T());
+#pragma unroll
+        for (int t = 0; t < MT; t++) {
+          mma_16x8x16(o[t][d], a[t], b[0], b[1], T());
+          mma_16x8x16(o[t][d + 1], a[t], b[2], b[3], T());
+        }
       }
     }
     if constexpr (!SCALED) __syncthreads();  // every thread is done with this stage before it is filled again
   }
   copy_async_wait<0>();
 #pragma unroll
-  for (int h = 0; h < 2; h++) {
-    l[h] += __shfl_xor_sync(0xffffffffu, l[h], 1);
-    l[h] += __shfl_xor_sync(0xffffffffu, l[h], 2);
-    const int row = row_a + 8 * h;
-    const float inverse = l[h] > 0.f && last[h] >= 0 ? 1.f / l[h] : 0.f;  // a row of padding sees nothing
-    if (row >= rows) continue;
-    const int head = kv_head * group + row % group;
-    if constexpr (PREFIX) {
-      const i64 part = ((i64)members[row / group].x * num_heads + head) * num_slots + slot;
+  for (int t = 0; t < MT; t++)
 #pragma unroll
-      for (int d = 0; d < DT; d++) store_pair(part_out + part * D + d * 8 + c4 * 2, o[d][2 * h] * inverse, o[d][2 * h + 1] * inverse);
-      if (c4 == 0) part_ml[part] = make_float2(FLAGS & SOFTCAP ? m[h] : m[h] * in_scale, l[h]);
-    } else {
-      T* to = out + ((i64)(q0 + row / group) * num_heads + head) * D + c4 * 2;
+    for (int h = 0; h < 2; h++) {
+      l[t][h] += __shfl_xor_sync(0xffffffffu, l[t][h], 1);
+      l[t][h] += __shfl_xor_sync(0xffffffffu, l[t][h], 2);
+      const int row = row_a + t * 16 + h * 8;
+      const float inverse = l[t][h] > 0.f && last[t][h] >= 0 ? 1.f / l[t][h] : 0.f;  // a row of padding sees nothing
+      if (row >= rows) continue;
+      const int head = kv_head * group + row % group;
+      if constexpr (PREFIX) {
+        const i64 part = ((i64)members[row / group].x * num_heads + head) * num_slots + slot;
 #pragma unroll
-      for (int d = 0; d < DT; d++) store_pair(to + d * 8, o[d][2 * h] * inverse, o[d][2 * h + 1] * inverse);
+        for (int d = 0; d < DT; d++)
+          store_pair(part_out + part * D + d * 8 + c4 * 2, o[t][d][2 * h] * inverse, o[t][d][2 * h + 1] * inverse);
+        if (c4 == 0) part_ml[part] = make_float2(FLAGS & SOFTCAP ? m[t][h] : m[t][h] * in_scale, l[t][h]);
+      } else {
+        T* to = out + ((i64)(q0 + row / group) * num_heads + head) * D + c4 * 2;
+#pragma unroll
+        for (int d = 0; d < DT; d++) store_pair(to + d * 8, o[t][d][2 * h] * inverse, o[t][d][2 * h + 1] * inverse);
+      }
     }
-  }
 }
 
-template <class T, class KT, int D, int BS, int BN, int FLAGS>
+template <class T, class KT, int D, int BS, int BN, int MT, int FLAGS>
 KERNEL __launch_bounds__(128, 1) prefill_mma(
     T* __restrict__ out, const T* __restrict__ q, const KT* __restrict__ keys, const KT* __restrict__ values,
     const float* __restrict__ key_scales, const float* __restrict__ value_scales, const int* __restrict__ tables,
@@ -232,15 +260,15 @@ KERNEL __launch_bounds__(128, 1) prefill_mma(
   DYNAMIC_SHARED(memory);
   const int seq = tiles[blockIdx.x].x, row0 = tiles[blockIdx.x].y;
   const int q0 = starts[seq], count = starts[seq + 1] - q0, past = lengths[seq] - count, rows = count * group;
-  const int end = past + (min(rows, row0 + 64) - 1) / group + 1;  // the causal limit of the tile
+  const int end = past + (min(rows, row0 + 64 * MT) - 1) / group + 1;  // the causal limit of the tile
   int begin = 0;
   if constexpr ((FLAGS & WINDOW) != 0) begin = max(0, past + row0 / group - window + 1) / BS * BS;
-  prefill_body<T, KT, D, BS, BN, FLAGS, false>(memory, out, nullptr, nullptr, q, keys, values, key_scales, value_scales,
+  prefill_body<T, KT, D, BS, BN, MT, FLAGS, false>(memory, out, nullptr, nullptr, q, keys, values, key_scales, value_scales,
                                                tables + (i64)seq * table_width, begin, end, past, rows, row0, q0, nullptr,
                                                num_kv_heads, group, q_stride, in_scale, out_scale, window, 0, 1);
 }
 
-template <class T, class KT, int D, int BS, int BN, int FLAGS>
+template <class T, class KT, int D, int BS, int BN, int MT, int FLAGS>
 KERNEL __launch_bounds__(128, 1) prefix_mma(
     float* __restrict__ part_out, float2* __restrict__ part_ml, const T* __restrict__ q, const KT* __restrict__ keys,
     const KT* __restrict__ values, const float* __restrict__ key_scales, const float* __restrict__ value_scales,
@@ -248,7 +276,7 @@ KERNEL __launch_bounds__(128, 1) prefix_mma(
     int num_kv_heads, int group, i64 q_stride, float in_scale, float out_scale, int num_slots) {
   DYNAMIC_SHARED(memory);
   const PrefixTile tile = tiles[blockIdx.x];
-  prefill_body<T, KT, D, BS, BN, FLAGS & SOFTCAP, true>(
+  prefill_body<T, KT, D, BS, BN, MT, FLAGS & SOFTCAP, true>(
       memory, nullptr, part_out, part_ml, q, keys, values, key_scales, value_scales, tables + (i64)tile.table_row * table_width,
       tile.begin, tile.end, 0, tile.num_members * group, tile.row, 0, members + tile.first_member, num_kv_heads, group, q_stride,
       in_scale, out_scale, 0, tile.slot, num_slots);
