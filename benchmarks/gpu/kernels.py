@@ -119,7 +119,13 @@ def shared_prefix(device: Device, tokens: int) -> float:
         case.tables[row, :blocks] = case.tables[0, :blocks]
     step.tables = up(case.tables, there)
     step.write()
-    plan = prefix_tiles([SharedPrefix(range(5), tokens)], [(row, row) for row in range(5)], case.spec.group, split=64)
+    plan = prefix_tiles(
+        [SharedPrefix(range(5), tokens)],
+        [(row, row) for row in range(5)],
+        case.spec.group,
+        step.kernels.tile_rows,
+        split=64,
+    )
     parts, out = step.parts(5, plan.num_slots + 2), up(case.out(), there)
     tiles, members, firsts, written = (
         up(part, there) for part in (plan.tiles, plan.members, plan.firsts, plan.prefix_parts)

@@ -12,7 +12,14 @@ from .paged import TOLERANCE, error, make
 from .support import decode, prefill
 
 #: (activations, pool) that the engine can be configured to.
-FORMATS = [("fp32", "fp32"), ("fp16", "fp16"), ("bf16", "bf16"), ("fp32", "int8"), ("fp16", "int8"), ("bf16", "int8")]
+FORMATS = [
+    ("fp32", "fp32"),
+    ("fp16", "fp16"),
+    ("bf16", "bf16"),
+    ("fp32", "int8"),
+    pytest.param("fp16", "int8", marks=pytest.mark.soak),
+    ("bf16", "int8"),
+]
 
 
 def spec(dtype: str, kv_dtype: str, head_dim: int, group: int, **more: object) -> AttentionSpec:

@@ -87,7 +87,7 @@ def test_a_shared_prefix_is_read_once() -> None:
     case = make(spec, [144] * 8, [1] * 8)
     shared = share(case, list(range(8)), 128)
     case.write()
-    plan = prefix_tiles([shared], [(row, row) for row in range(8)], spec.group, split=128)
+    plan = prefix_tiles([shared], [(row, row) for row in range(8)], spec.group, attention(spec).tile_rows, split=128)
     attention(spec).prefix(
         parts_for(case, 8, 2), case.q, case.pool, case.tables, plan.tiles, plan.members, num_tiles=len(plan.tiles),
         table_width=case.width,
@@ -195,9 +195,9 @@ def test_splits_need_room() -> None:
             case.out(), case.q, case.pool, case.tables, case.lengths, num_rows=1, table_width=case.width, num_splits=2
         )
     with pytest.raises(ValueError, match="shared prefix of 20 tokens"):
-        prefix_tiles([SharedPrefix([0, 1], 20)], [(0, 0), (1, 1)], 1)
+        prefix_tiles([SharedPrefix([0, 1], 20)], [(0, 0), (1, 1)], 1, 64)
     with pytest.raises(ValueError, match="a row in two of them"):
-        prefix_tiles([SharedPrefix([0, 1], 16), SharedPrefix([1, 2], 16)], [(0, 0), (1, 1), (2, 2)], 1)
+        prefix_tiles([SharedPrefix([0, 1], 16), SharedPrefix([1, 2], 16)], [(0, 0), (1, 1), (2, 2)], 1, 64)
 
 
 def test_splits_fill_a_device_and_no_more() -> None:

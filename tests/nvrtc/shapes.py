@@ -15,7 +15,6 @@ from mainspring.plugins.kernels.cuda.names import (
 from mainspring.plugins.kernels.cuda.source import unit
 
 FORMATS = [("bf16", "bf16"), ("bf16", "int8"), ("fp16", "fp16"), ("fp16", "int8"), ("fp32", "fp32"), ("fp32", "int8")]
-FULL: set[tuple[int, int]] = set()
 REPRESENTATIVE = [
     ("bf16", "bf16", 64), ("bf16", "bf16", 128), ("bf16", "int8", 128), ("fp16", "fp16", 80), ("fp32", "fp32", 64),
     ("fp32", "fp32", 256),
@@ -63,10 +62,8 @@ def attention_unit(
 
 
 def default_units() -> list[Unit]:
-    """The default model: 64 dims, three query heads to a key/value head."""
-    return [attention_unit(dtype, kv_dtype, 64, (3,)) for dtype, kv_dtype in FORMATS if dtype != "fp16"] + row_units()[
-        :1
-    ]
+    """The default model: 64 dims, three query heads to a key/value head, in the types that ``auto`` chooses."""
+    return [attention_unit(dtype, dtype, 64, (3,)) for dtype in ("bf16", "fp32")] + row_units()
 
 
 def row_units() -> list[Unit]:
@@ -88,9 +85,9 @@ def every_unit(arch: int) -> list[Unit]:
     return [_unit(arch, *one) for one in formats] + row_units()
 
 
-def table_units(cuda: int, arch: int) -> list[Unit]:
-    """What the table holds: every unit for the Hopper of CUDA 12, elsewhere each kind of kernel and of layout."""
-    return every_unit(arch) if (cuda, arch) in FULL else [_unit(arch, *one) for one in REPRESENTATIVE] + row_units()
+def table_units(arch: int) -> list[Unit]:
+    """What the table holds: each kind of kernel and of layout."""
+    return [_unit(arch, *one) for one in REPRESENTATIVE] + row_units()
 
 
 def _unit(arch: int, dtype: str, kv_dtype: str, head_dim: int) -> Unit:

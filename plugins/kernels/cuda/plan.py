@@ -60,7 +60,7 @@ def prefix_tiles(
     shared: Sequence[SharedPrefix],
     entries: Sequence[tuple[int, int]],
     group: int,
-    tile_rows: int = 64,
+    tile_rows: int,
     split: int = 1024,
 ) -> PrefixPlan:
     """Plan for prefixes that no row shares twice.  ``entries``: (sequence, token) of every decode row.  ``split``:
