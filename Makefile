@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+# Processes that share the tests, file by file; each may load the model, a gigabyte or two.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup clients run test soak nvrtc fix check types bench experiments gpu docs
@@ -34,7 +36,7 @@ run: $(STAMP)  ## serve the default model (ARGS="--set server.port=9000" ...)
 	$(BIN)/mainspring serve $(ARGS)
 
 test: check types clients  ## everything that must pass: style, types, import contracts, tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 soak: $(STAMP)  ## the long load tests
 	$(BIN)/python -m pytest -m soak $(ARGS)

@@ -99,9 +99,8 @@ def test_together(token_budget: int, block_size: int) -> None:
     together(token_budget, block_size, "native")
 
 
-@pytest.mark.parametrize(("token_budget", "block_size"), [(8, 16), (33, 4), (512, 1)])
-def test_together_on_torch(token_budget: int, block_size: int) -> None:
-    together(token_budget, block_size, "torch")
+def test_together_on_torch() -> None:
+    together(33, 4, "torch")
 
 
 @pytest.mark.soak
@@ -124,7 +123,7 @@ def test_alone_on_torch() -> None:
     run([1000.0 * index for index in range(len(CASES))], executor="torch")
 
 
-@pytest.mark.parametrize(("depth", "executor"), [(1, "native"), (2, "native"), (2, "torch")])
+@pytest.mark.parametrize(("depth", "executor"), [(1, "torch"), (2, "native")])
 def test_preempted(depth: Literal[1, 2], executor: str) -> None:
     """A-05: a pool that holds less than half of what is wanted at once."""
     sim = run([0.0] * len(CASES), num_blocks=150, depth=depth, executor=executor)
