@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -107,24 +108,31 @@ def test_calls_that_follow_each_other_are_not_taken_for_one(dog: Watchdog, hands
 
 
 def test_an_interruption_that_arrives_after_the_call_returned_is_dropped(dog: Watchdog, hands: Hands) -> None:
-    """Sent while the call ran, not delivered before it ended: taken back."""
-    sent = threading.Event()
+    """Sent while the call ran, not delivered before it ended: taken back.
 
-    def look() -> None:
-        dog.look()
-        sent.set()
-
-    def returns_in_the_same_moment() -> str:
-        dog.look()
-        hands.now += 5.0
-        threading.Thread(target=look).start()
-        return "an answer"
-
+    Inside the watched call there is plain data only: an interruption between taking a lock and entering its block
+    would leave it locked for good.
+    """
     for _ in range(200):
+        go, sent = list[bool](), threading.Event()
+
+        def look(go: list[bool], sent: threading.Event) -> None:
+            while not go:
+                time.sleep(0)
+            dog.look()
+            sent.set()
+
+        def returns_in_the_same_moment(go: list[bool]) -> str:
+            dog.look()
+            hands.now += 5.0
+            go.append(True)
+            return "an answer"
+
+        threading.Thread(target=look, args=(go, sent)).start()
         with contextlib.suppress(TimeoutError):  # it was delivered in time
-            assert dog(returns_in_the_same_moment) == "an answer"
+            assert dog(returns_in_the_same_moment, go) == "an answer"
+        go.append(True)  # the watchdog's own thread may have been first
         sent.wait()
-        sent.clear()
         assert sum(range(100)) == 4950
 
 
