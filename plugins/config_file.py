@@ -5,6 +5,7 @@ Layers, later wins: built-in defaults, the file, ``--set key=value``.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import tomllib
@@ -69,9 +70,12 @@ def _check(tree: Mapping[str, Any], where: str) -> Config:
     return build(Config, tree, where)
 
 
+_tables = functools.cache(msgspec.inspect.type_info)
+
+
 def _choices(key: str) -> tuple[Any, ...]:
     """The values that a dotted key may have, if they are few and stated."""
-    kind: Any = msgspec.inspect.type_info(Config)
+    kind: Any = _tables(Config)
     for name in key.split("."):
         kind = next((field.type for field in getattr(kind, "fields", ()) if field.name == name), None)
     return kind.values if isinstance(kind, msgspec.inspect.LiteralType) else ()

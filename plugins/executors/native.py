@@ -75,7 +75,7 @@ class NativeBackend(Backend):
     """``NativeOps`` for families.  ``formats`` are ``NativeFormats`` throughout."""
 
     def __init__(self, config: Config, formats: NativeFormats, library: Any, threads: int) -> None:
-        self.config, self.formats, self.library, self.threads = config, formats, library, threads
+        self.config, self.formats, self._library, self.threads = config, formats, library, threads
 
     def workspace_bytes(self, model: LlamaConfig, max_context: int) -> int:
         """Intermediate results and logits of the largest step, and the rotations of every position."""
@@ -96,7 +96,7 @@ class NativeBackend(Backend):
             heads,
             kv,
             formats.kv,
-            library=self.library,
+            library=self._library,
             threads=self.threads,
             weights=formats.kept,
             int8_activations=formats.fast,
@@ -122,11 +122,11 @@ class NativeBackend(Backend):
             if embedding:
                 total += stored_bytes(stored, shape)
             if not embedding or model.tied:
-                total += self.library.ms_segment_bytes(kept_format(stored, self.formats.kept), *shape)
+                total += self._library.ms_segment_bytes(kept_format(stored, self.formats.kept), *shape)
         return total
 
     def head_bytes(self, model: LlamaConfig, formats: Formats) -> int:
-        lanes = self.library.ms_lanes()
+        lanes = self._library.ms_lanes()
         return head_bytes(formats.kv, -(-model.head_dim // lanes) * lanes)
 
 

@@ -36,7 +36,7 @@ class Run:
     """One random network and a few steps through it."""
 
     def __init__(self, library: Any, random: np.random.Generator) -> None:
-        self.library, self.random = library, random
+        self._library, self.random = library, random
         self.kept: list[Any] = []  # whatever addresses point into
         self.engine = library.ms_open(int(random.integers(1, 4)))
         group = int(random.integers(1, 5))
@@ -57,14 +57,14 @@ class Run:
         if kept_as == abi.Q4_FLOAT:
             kept_as = abi.Q4_HALF
         bias = self.array(outputs)
-        panels = np.zeros(self.library.ms_segment_bytes(kept_as, outputs, inputs), np.uint8)
+        panels = np.zeros(self._library.ms_segment_bytes(kept_as, outputs, inputs), np.uint8)
         segment = (abi.Segment * 1)(abi.Segment(panels.ctypes.data, bias.ctypes.data, kept_as, outputs, inputs, 0))
-        self.library.ms_pack(self.engine, segment[0], source, data.ctypes.data, 4 * inputs, None)
+        self._library.ms_pack(self.engine, segment[0], source, data.ctypes.data, 4 * inputs, None)
         self.kept += [panels, segment]
         return abi.Linear(segment, 1, outputs, inputs, int8)
 
     def model(self) -> Any:
-        lanes = self.library.ms_lanes()
+        lanes = self._library.ms_lanes()
         padded = -(-self.dim // lanes) * lanes
         kv_format = int(self.random.integers(0, 4))
         size = (4, 2, 2, 1)[kv_format]
@@ -126,7 +126,7 @@ class Run:
             batch = abi.Batch(
                 *(part.ctypes.data for part in arrays), len(positions), len(cu) - 1, tables.shape[1], len(logits)
             )
-            self.library.ms_step(self.engine, c.byref(model), c.byref(batch), logits.ctypes.data)
+            self._library.ms_step(self.engine, c.byref(model), c.byref(batch), logits.ctypes.data)
             assert np.isfinite(logits).all()
             for row in rows:
                 done[row] += counts[row]
