@@ -11,7 +11,7 @@ from ..core.registry import Registry, key_of
 from .executors.memory import asked_bytes
 from .settings import Config
 
-#: Blocks of the pool that an allocator is tried with before the size of the real one is known.
+#: Blocks of the pool that an allocator is tried with at most: the real one may be as large as memory.
 _TRIED_BLOCKS = 1024
 
 
@@ -49,7 +49,8 @@ def check(choice: Choice, config: Config, registry: Registry, where: str) -> Non
     check_options(choice.options, info.options, key_of(choice.slot, "options"), where)
     if choice.slot == "allocator":
         own = config.allocator
-        pool = AllocatorContext(own.num_blocks or _TRIED_BLOCKS, own.block_size, own.evict, own.max_idle_s)
+        num_blocks = min(own.num_blocks or _TRIED_BLOCKS, _TRIED_BLOCKS)
+        pool = AllocatorContext(num_blocks, own.block_size, own.evict, own.max_idle_s)
         registry.make("allocator", choice.use, choice.options, pool, where=where)
     elif choice.slot == "executor":
         asked_bytes(config.executor.memory)

@@ -20,7 +20,7 @@ import structlog
 from ..core.clock import MonotonicClock
 from ..core.edge import Edge, ExecutorEdge
 from ..core.errors import ConfigError
-from ..core.kernel import Kernel
+from ..core.kernel import Kernel, deliver_to
 from ..core.messages import Control as Command
 from ..core.messages import Finish, FinishReason, Message, Usage
 from ..core.policy import Executor
@@ -98,12 +98,13 @@ class Engine:
         self._executor: ExecutorThread | None = None
 
         def executor(kernel: Kernel) -> ExecutorEdge:
-            gc.collect()  # after a failure the old executor's gigabytes may hang in a cycle
-            name, options = self.config.executor.use, self.config.executor.options
-            made = make_executor() if make_executor else self.registry.make("executor", name, options, self.config)
             limit_s = None  # somebody watches the first load, and it may convert weights
             if self._executor is not None:
                 limit_s = max(self.config.executor.stall_s, RELOAD_FACTOR * self._executor.load_s)
+            self._executor = None
+            gc.collect()  # after a failure the old executor's gigabytes may hang in a cycle
+            name, options = self.config.executor.use, self.config.executor.options
+            made = make_executor() if make_executor else self.registry.make("executor", name, options, self.config)
             self._executor = ExecutorThread(made, kernel.post_threadsafe, kernel.now, limit_s)
             return self._executor
 
@@ -211,10 +212,15 @@ class Engine:
         started, drain_s = self.kernel.now(), self.config.server.drain_s
         self.kernel.draining = True  # the edges take nothing new from now on
         for gateway in self.gateways:
-            gateway.deliver(Command("drain"))
+            if Command in gateway.consumes:
+                deliver_to(gateway.deliver)(Command("drain"), started)
         with anyio.move_on_after(drain_s):
             await self.text.encoded()
-        await self.kernel.drain(max(0.0, drain_s - (self.kernel.now() - started)))
+        await self._drain_kernels(max(0.0, drain_s - (self.kernel.now() - started)))
+
+    async def _drain_kernels(self, timeout_s: float) -> None:
+        """The end of a drain, when every prompt taken before it has reached a host."""
+        await self.kernel.drain(timeout_s)
 
     def _check(self, request: Mapping[str, Any] | GenerateRequest, forks: bool = False) -> GenerateRequest:
         actors = self.kernel.actors

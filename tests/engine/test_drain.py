@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from mainspring.core.errors import ConfigError
+from mainspring.core.messages import Control, Emit, Message
 from mainspring.plugins.config_file import load
 from mainspring.plugins.engine import Engine
 from mainspring.plugins.testing.fake_executor import FakeExecutor
@@ -93,6 +95,28 @@ async def test_a_drain_waits_no_longer_than_it_may(slow: tuple[Engine, SlowModel
     model.gate.set()
     result = await running
     assert result.error is not None and result.error["code"] == "draining"
+
+
+async def test_a_gateway_is_told_of_the_drain_if_it_asked_and_one_that_raises_stops_nobody(
+    slow: tuple[Engine, SlowModel],
+) -> None:
+    """Like what the kernel delivers: by ``consumes``, and a failure is the gateway's own."""
+    engine, _ = slow
+    told: list[str] = []
+
+    class Told:
+        def __init__(self, name: str, *consumes: type[Message]) -> None:
+            self.name, self.consumes = name, consumes
+
+        def deliver(self, message: Message) -> None:
+            told.append(self.name)
+            raise ValueError("no")
+
+    engine.gateways = [Told("deaf", Emit), Told("raises", Control), Told("last", Control)]
+    with capture_logs() as lines:
+        await engine.drain()
+    assert told == ["raises", "last"]
+    assert [line["event"] for line in lines].count("delivery_failed") == 2
 
 
 @pytest.mark.parametrize(

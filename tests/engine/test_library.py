@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ import mainspring
 from mainspring.core.errors import ClientError, ConfigError, EngineFault
 from mainspring.core.hookspecs import hookimpl
 from mainspring.core.messages import FinishReason
+from mainspring.core.policy import AllocatorContext
 from mainspring.core.registry import Registry
 from mainspring.plugins.config_file import load
 from mainspring.plugins.engine import Accepted, Delta, Ended, Engine, SyncEngine
@@ -264,3 +267,42 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(item: str, said: str) ->
     with pytest.raises(ConfigError, match=said):
         Engine(load(None, [*QUIET, item]).config, make_executor=executor)
     assert not loaded
+
+
+def test_an_allocator_is_tried_on_a_small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``allocator.num_blocks`` may be far more than this machine holds: only the executor can say."""
+    tried: list[int] = []
+
+    class Watched(Registry):
+        def make(self, slot: str, use: str, options: Any, *arguments: Any, where: str = "") -> Any:
+            tried.extend(given.num_blocks for given in arguments if isinstance(given, AllocatorContext))
+            return None
+
+    Engine(load(None, [*QUIET, f"allocator.num_blocks={2**48}"]).config, make_executor=make(), registry=Watched())
+    Engine(load(None, [*QUIET, "allocator.num_blocks=7"]).config, make_executor=make(), registry=Watched())
+    assert len(tried) == 2 and tried[0] <= 2**16 and tried[1] == 7
+
+
+async def test_nothing_of_the_old_executor_is_held_while_the_new_one_is_made() -> None:
+    """Weights that could not be held twice must be gone before they are read again."""
+    made: list[weakref.ref[FakeExecutor]] = []
+    held: list[bool] = []
+
+    def boom(launch: Any) -> None:
+        if len(made) == 1:
+            raise RuntimeError("boom")
+
+    def executor() -> FakeExecutor:
+        held.extend(old() is not None for old in made)
+        new = FakeExecutor(256, 4, vocab_size=VOCABULARY, on_step=boom)
+        made.append(weakref.ref(new))
+        return new
+
+    with capture_logs():
+        async with asyncio.timeout(30), Engine(load(None, QUIET).config, make_executor=executor) as it:
+            failed = await it.generate({"token_ids": [5, 6, 7], "max_tokens": 2})
+            assert failed.error is not None and failed.error["code"] == "server_error"
+            while not it.kernel.ready:
+                await asyncio.sleep(0.01)
+            assert (await it.generate({"token_ids": [5, 6, 7], "max_tokens": 2})).error is None
+    assert held == [False]

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.engine.test_drain import SlowModel
 from tests.experiments.lab import record
 
 from mainspring.core.config import SamplerConfig
@@ -24,6 +25,7 @@ from mainspring.plugins.experiments.served.start import Served, start
 from mainspring.plugins.experiments.served.switchback import Switchback
 from mainspring.plugins.settings import Config, JournalConfig, SchedulerConfig
 from mainspring.plugins.testing.fake_executor import FakeExecutor, expected_ids
+from mainspring.plugins.text.edge import TextEdge
 
 TWO = '[arms.fcfs.scheduler]\nuse = "fcfs"\n[arms.other.scheduler]\n'
 
@@ -45,11 +47,18 @@ def config(**scheduler: Any) -> Config:
     )
 
 
-def begin(folder: Path, live: str, arms: str = TWO + 'use = "shortest"\n', step_s: float = 0.002) -> Served:
+def begin(
+    folder: Path,
+    live: str,
+    arms: str = TWO + 'use = "shortest"\n',
+    step_s: float = 0.002,
+    text: TextEdge | None = None,
+) -> Served:
     def make(settings: Config) -> Executor:
         return FakeExecutor(256, settings.allocator.block_size, 49_152, step_s=step_s, now=time.monotonic)
 
-    return start(write(folder, live, arms), config(), folder / "out", gateways=False, make_executor=make)
+    path = write(folder, live, arms)
+    return start(path, config(), folder / "out", gateways=False, make_executor=make, text=text)
 
 
 async def ask(engine: Engine, number: int, prompt: int = 8, output: int = 4, tenant: str = "default") -> Any:
@@ -241,3 +250,32 @@ def test_a_fork_and_a_cancel_find_their_replica(tmp_path: Path) -> None:
         return reasons
 
     assert asyncio.run(traffic()) == {"length": 6, "cancelled": 6}
+
+
+def test_both_replicas_take_what_was_being_encoded_when_the_drain_began(tmp_path: Path) -> None:
+    """E-13: whichever kernel a prompt belongs to, it was taken before the signal."""
+    model = SlowModel()
+    served = begin(tmp_path, 'mode = "replicas"\nwindow_s = 5', text=TextEdge(config(), model))
+    arms: Counter[str | None] = Counter()
+    assert isinstance(split := served.engine, SplitEngine)
+    for kernel in (split.kernel, split.second):
+        kernel.router._taps += (lambda message, now: arms.update([message.arm] if isinstance(message, Submit) else []),)
+
+    async def traffic() -> list[Any]:
+        async with split as engine:
+            request = {"prompt": "early", "max_tokens": 3, "ignore_eos": True}
+            asked = [asyncio.create_task(engine.generate(request)) for _ in range(12)]
+            await asyncio.to_thread(model.encoding.wait, 10)
+            draining = asyncio.create_task(engine.drain())
+            await asyncio.sleep(0.05)
+            model.gate.set()
+            results = await asyncio.gather(*asked)
+            await draining
+            return results
+
+    try:
+        results = asyncio.run(traffic())
+    finally:
+        model.gate.set()
+    assert [(result.error, len(result.token_ids)) for result in results] == [(None, 3)] * 12
+    assert arms.keys() == {"fcfs", "other"}

@@ -244,8 +244,8 @@ class SplitEngine(Engine):
             raise
         return await super().__aenter__()
 
-    async def drain(self) -> None:
-        await asyncio.gather(super().drain(), self.second.drain(self.config.server.drain_s))
+    async def _drain_kernels(self, timeout_s: float) -> None:
+        await asyncio.gather(super()._drain_kernels(timeout_s), self.second.drain(timeout_s))
 
     # --- windows ---------------------------------------------------------------------------------------------------
 
