@@ -36,8 +36,6 @@ class FolderFiles:
         self._where: dict[str, Any] = {}
         #: Tensor name -> shape.
         self.shapes: dict[str, tuple[int, ...]] = {}
-        #: How many tensors there are of each stored type.
-        self.types: Counter[str] = Counter()
         self._stored: dict[str, str] = {}
         for file in self.files:
             handle = _open(file)
@@ -47,9 +45,10 @@ class FolderFiles:
                     raise ConfigError(
                         f"{file}: tensor {name!r} has type {part.get_dtype()}, supported are {', '.join(FLOATS)}"
                     )
-                self.types[part.get_dtype()] += 1
                 self._stored[name] = part.get_dtype()
                 self.shapes[name], self._where[name] = tuple(part.get_shape()), handle
+        #: How many tensors there are of each stored type.
+        self.types = Counter(self._stored.values())
         if absent := sorted(set(promised) - set(self.shapes)):
             raise ConfigError(f"{path / INDEX}: names tensors that no shard holds: {', '.join(absent[:5])}")
 

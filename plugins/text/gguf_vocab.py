@@ -21,8 +21,8 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # toke
 #: Role of a token -> its key.
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
 _ENDS = ("eos", "eot", "eom")
-#: What a SentencePiece vocabulary may ask for that is not done here -> the value that asks for nothing.
-_NOT_DONE = {"remove_extra_whitespaces": False, "precompiled_charsmap": None}
+#: What a SentencePiece vocabulary may ask for that is not done here.
+_NOT_DONE = ("remove_extra_whitespaces", "precompiled_charsmap")
 _ELSE = "use a Hugging Face folder with tokenizer.json as model.path"
 
 
@@ -123,8 +123,8 @@ def _sentencepiece_bpe(path: Path, tokens: list[str], types: list[int], keys: di
     scores = keys.get(_KEY + "scores")
     if scores is None or len(scores) != len(tokens):
         raise ConfigError(f"{path}: {_KEY}scores: expected one score per token")
-    for name, nothing in _NOT_DONE.items():
-        if (value := keys.get(_KEY + name)) and value != nothing:
+    for name in _NOT_DONE:
+        if value := keys.get(_KEY + name):
             said = value if isinstance(value, bool) else "..."
             raise ConfigError(f"{path}: {_KEY}{name} = {said} is not supported; {_ELSE}")
     vocab = {token: index for index, token in enumerate(tokens)}

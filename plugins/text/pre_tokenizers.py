@@ -1,8 +1,9 @@
 """How text is cut before the merges of a byte-level vocabulary, by the name that a GGUF file gives it.
 
-Each entry is the cutting of the tokenizer whose name it bears, as its authors publish it in ``tokenizer.json``, and
-was compared with ids that their tokenizer made.  A name that is not here is refused: merges that are applied to other
-pieces than they were learnt on give other ids, and nothing says so.
+Each entry is the cutting of the tokenizer whose name it bears, as its authors publish it in ``tokenizer.json``.  It was
+compared with ids that their tokenizer made, except: ``gpt-4o``, ``llama4``, ``tekken`` and ``smaug-bpe`` only with
+transformers' reading of the same file, ``deepseek-v3`` and ``smollm`` with no other tokenizer.  A name that is not here
+is refused: merges that are applied to other pieces than they were learnt on give other ids, and nothing says so.
 """
 
 from __future__ import annotations

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mainspring.core.config import AllocatorConfig, Config, ExecutorConfig
+from mainspring.core.config import AllocatorConfig, ExecutorConfig
 from mainspring.core.messages import Emit, StepLaunch, StepResult
 from mainspring.core.policy import ExecutorInfo
 from mainspring.plugins import settings
 from mainspring.plugins.executors.torch import TorchExecutor
 
 NUM_BLOCKS, BLOCK_SIZE, HOST_BLOCKS = 24, 4, 40
+SWAP: dict[str, Any] = {"preempt": "swap", "host_blocks": HOST_BLOCKS}
 
 
 def config(scheduler: settings.SchedulerConfig, allocator: str, **options: Any) -> settings.Config:
@@ -28,8 +29,7 @@ class Loaded:
     """Implements ``Executor`` for one run after the other; a pool that others have written to must not matter."""
 
     def __init__(self) -> None:
-        swapping: Config = config(settings.SchedulerConfig(), "prefix", preempt="swap", host_blocks=HOST_BLOCKS)
-        self.inner = TorchExecutor(None, swapping)  # type: ignore[arg-type]
+        self.inner = TorchExecutor(None, config(settings.SchedulerConfig(), "prefix", **SWAP))
         self.info = self.inner.load(lambda line: None)
 
     def load(self, progress: Callable[[str], None]) -> ExecutorInfo:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tests.engine.loaded import HOST_BLOCKS, Loaded, config, outputs
+from tests.engine.loaded import SWAP, Loaded, config, outputs
 from tests.support import one_second
 
 from mainspring.core.messages import SamplingParams, Submit
@@ -24,7 +24,6 @@ CASES = json.loads((Path(__file__).parents[1] / "golden" / "greedy_reference.jso
 CHOSEN = [case for case in CASES if 11 <= len(case["prompt_ids"]) <= 26][:4]
 TURNS = (0, 10, 21)  # output ids that are already part of the prompt
 NEW_TOKENS = 12
-SWAP = {"preempt": "swap", "host_blocks": HOST_BLOCKS}
 
 
 def play(allocator: str, depth: Literal[1, 2], executor: Loaded, num_cases: int, **options: Any) -> dict[str, float]:

@@ -64,23 +64,62 @@ RUN = (
     "RoCBertForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM", "SolarOpenForCausalLM", "StableLmForCausalLM",
     "Starcoder2ForCausalLM", "VaultGemmaForCausalLM", "YoutuForCausalLM",
 )  # fmt: skip
-#: Architectures that are refused at load.
-REFUSED = (
-    "AXK2ForCausalLM", "BailingHybridForCausalLM", "BambaForCausalLM", "BartForCausalLM", "BigBirdForCausalLM",
-    "BigBirdPegasusForCausalLM", "BlenderbotForCausalLM", "BlenderbotSmallForCausalLM", "CamembertForCausalLM",
-    "CpmAntForCausalLM", "Data2VecTextForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM",
-    "DiffLlamaForCausalLM", "DogeForCausalLM", "DoryForCausalLM", "FalconMambaForCausalLM",
-    "GPTNeoXJapaneseForCausalLM", "GitForCausalLM", "GlmMoeDsaForCausalLM", "GraniteMoeHybridForCausalLM",
-    "HYV4ForCausalLM", "HrmTextForCausalLM", "InklingForCausalLM", "JambaForCausalLM", "KimiLinearForCausalLM",
-    "LaraMiniForCausalLM", "Lfm3ForCausalLM", "Llama4ForCausalLM", "MBartForCausalLM", "MambaForCausalLM",
-    "MarianForCausalLM", "MegatronBertForCausalLM", "MiniMaxForCausalLM", "MoshiForCausalLM", "MusicgenForCausalLM",
-    "MusicgenMelodyForCausalLM", "MvpForCausalLM", "NemotronHForCausalLM", "OlmoHybridForCausalLM",
-    "OpenAIGPTLMHeadModel", "PegasusForCausalLM", "ProphetNetForCausalLM", "Qwen3NextForCausalLM",
-    "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM",
-    "RemBertForCausalLM", "RoFormerForCausalLM", "RobertaForCausalLM", "RobertaPreLayerNormForCausalLM",
-    "RwkvForCausalLM", "TrOCRForCausalLM", "XGLMForCausalLM", "XLMRobertaForCausalLM", "XLMRobertaXLForCausalLM",
-    "XLMWithLMHeadModel", "XLNetLMHeadModel", "XmodForCausalLM", "ZayaForCausalLM", "xLSTMForCausalLM",
-)  # fmt: skip
+#: Words of the refusal -> architectures that are refused so at load.
+_REFUSALS = {
+    "layers of type 'indexed_attention'": (
+        "AXK2ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "HYV4ForCausalLM",
+    ),
+    "layers of type 'linear_attention'": (
+        "BailingHybridForCausalLM", "BambaForCausalLM", "FalconMambaForCausalLM", "GraniteMoeHybridForCausalLM",
+        "JambaForCausalLM", "KimiLinearForCausalLM", "LaraMiniForCausalLM", "MambaForCausalLM", "MiniMaxForCausalLM",
+        "NemotronHForCausalLM", "OlmoHybridForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM", "Qwen4ExpForCausalLM", "RecurrentGemmaForCausalLM",
+    ),
+    "does not take positions": (
+        "BartForCausalLM", "BigBirdPegasusForCausalLM", "BlenderbotForCausalLM", "BlenderbotSmallForCausalLM",
+        "MBartForCausalLM", "MarianForCausalLM", "MusicgenForCausalLM", "MusicgenMelodyForCausalLM",
+        "PegasusForCausalLM", "xLSTMForCausalLM",
+    ),
+    "computes its attention itself": (
+        "BigBirdForCausalLM", "CpmAntForCausalLM", "GPTNeoXJapaneseForCausalLM", "MegatronBertForCausalLM",
+        "MvpForCausalLM", "OpenAIGPTLMHeadModel", "ProphetNetForCausalLM", "RemBertForCausalLM",
+        "RoFormerForCausalLM", "RwkvForCausalLM", "TrOCRForCausalLM", "XGLMForCausalLM", "XLMWithLMHeadModel",
+        "XLNetLMHeadModel",
+    ),
+    "standard deviations off": (
+        "CamembertForCausalLM", "Data2VecTextForCausalLM", "RobertaForCausalLM", "RobertaPreLayerNormForCausalLM",
+        "XLMRobertaForCausalLM", "XLMRobertaXLForCausalLM", "XmodForCausalLM",
+    ),
+    "layers of type 'heavily_compressed_attention'": (
+        "DeepseekV4ForCausalLM",
+    ),
+    "two attentions call themselves layer 0": (
+        "DiffLlamaForCausalLM", "DoryForCausalLM", "HrmTextForCausalLM",
+    ),
+    "attention with a mask of its own": (
+        "DogeForCausalLM",
+    ),
+    "transformers cannot load": (
+        "GitForCausalLM",
+    ),
+    "layers of type 'hybrid_sliding'": (
+        "InklingForCausalLM",
+    ),
+    "layers of type 'conv'": (
+        "Lfm3ForCausalLM",
+    ),
+    "layers of type 'chunked_attention'": (
+        "Llama4ForCausalLM",
+    ),
+    "does not tell attention how long it is": (
+        "MoshiForCausalLM",
+    ),
+    "layers of type 'hybrid'": (
+        "ZayaForCausalLM",
+    ),
+}  # fmt: skip
+#: Architecture -> words of its refusal.
+REFUSED = {name: words for words, names in _REFUSALS.items() for name in names}
 
 
 def architectures() -> dict[str, str]:

@@ -46,10 +46,10 @@ def test_it_answers_as_it_does_by_itself(tmp_path: Path, name: str) -> None:
     assert made == [greedy_ids(own, prompt, 16) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "words"), REFUSED.items())
+def test_it_is_refused(tmp_path: Path, name: str, words: str) -> None:
     write_tiny(tmp_path, name)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=words):
         TorchExecutor(None, engine_config(tmp_path, 24)).load(print)
 
 

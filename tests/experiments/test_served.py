@@ -257,9 +257,15 @@ def test_both_replicas_take_what_was_being_encoded_when_the_drain_began(tmp_path
     model = SlowModel()
     served = begin(tmp_path, 'mode = "replicas"\nwindow_s = 5', text=TextEdge(config(), model))
     arms: Counter[str | None] = Counter()
-    assert isinstance(split := served.engine, SplitEngine)
+    split = served.engine
+    assert isinstance(split, SplitEngine)
+
+    def tap(message: Message, now: float) -> None:
+        if isinstance(message, Submit):
+            arms[message.arm] += 1
+
     for kernel in (split.kernel, split.second):
-        kernel.router._taps += (lambda message, now: arms.update([message.arm] if isinstance(message, Submit) else []),)
+        kernel.router._taps += (tap,)
 
     async def traffic() -> list[Any]:
         async with split as engine:

@@ -88,10 +88,17 @@ def test_truncated_file_h08(tmp_path: Path, write_gguf: Any, kept: int) -> None:
         open_checkpoint(path)
 
 
-@pytest.mark.parametrize("missing", ["blk.1.ffn_up.weight", "output_norm.weight", "token_embd.weight"])
-def test_missing_tensor_is_named(tmp_path: Path, write_gguf: Any, missing: str) -> None:
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        ("blk.1.ffn_up.weight", "model.layers.1.mlp.up_proj.weight"),
+        ("output_norm.weight", "model.norm.weight"),
+        ("token_embd.weight", "token_embd.weight"),
+    ],
+)
+def test_missing_tensor_is_named(tmp_path: Path, write_gguf: Any, missing: str, named: str) -> None:
     write_gguf(path := tmp_path / "x.gguf", drop=(missing,))
-    with pytest.raises(ConfigError, match="tensor\\(s\\) missing"):
+    with pytest.raises(ConfigError, match=rf"1 tensor\(s\) missing: {re.escape(named)}"):
         open_checkpoint(path)
 
 
