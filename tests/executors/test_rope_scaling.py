@@ -7,11 +7,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
-from tests.executors.reference import reference, tokenwise_logits, whole_logits
+from tests.executors.reference import engine_config, reference, simulated, tokenwise_logits, whole_logits
 
 from mainspring.core.errors import ConfigError
+from mainspring.plugins.executors.torch import TorchExecutor
 from mainspring.plugins.models.tiny import write_tiny_model
 
 ORIGINAL = 32
@@ -153,3 +155,24 @@ def test_the_derived_limit_is_never_scaled_twice_h04(
 def test_what_is_not_understood_is_refused_by_name_h03(tmp_path: Path, overrides: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         write_tiny_model(tmp_path, **overrides)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama3", "linear", "dynamic", "yarn"])
+def test_a_whole_engine_answers_beyond_the_original_context_h03(tmp_path: Path, name: str, family: str) -> None:
+    """32 greedy tokens in mixed batches, with chunked prefill, preemption and prefix hits."""
+    architecture = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"} if family == "qwen3" else {}
+    write(tmp_path, name, tie_word_embeddings=False, **architecture)
+    made = engine_config(tmp_path, 48, "prefix")
+    config = msgspec.structs.replace(made, model=msgspec.structs.replace(made.model, max_context=3 * ORIGINAL))
+    prompts = [IDS[: ORIGINAL + 12], IDS[: ORIGINAL + 20], IDS[30 : ORIGINAL + 36], IDS[:ORIGINAL] + IDS[50:60]]
+    sim, out = simulated(executor := TorchExecutor(None, config), config, prompts, 32)
+    executor.close()
+    finishes = [row.finish for emit in sim.emitted for row in emit.rows if row.finish]
+    assert sum(finish.num_preemptions for finish in finishes) > 0
+    assert sum(finish.usage.cached for finish in finishes) > 0
+    model = reference(tmp_path)
+    logits = tokenwise_logits if name == "dynamic" else whole_logits
+    for prompt, ids in zip(prompts, out, strict=True):
+        assert len(ids) == 32
+        assert logits(model, prompt + ids)[len(prompt) - 1 : -1].argmax(-1).tolist() == ids
