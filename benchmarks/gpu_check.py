@@ -15,7 +15,6 @@ the shapes of SmolLM2-135M and Llama-3-8B.  ``--cpu`` runs the first three secti
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import traceback
 from pathlib import Path
@@ -64,7 +63,7 @@ def main() -> int:
                 attempt(section, device, report, small=options.cpu)
     report.note("failed", ", ".join(report.failed) or "nothing")
     if options.json:
-        options.json.write_text(json.dumps(report.results, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(report.as_json() + "\n", encoding="utf-8")
     return 1 if report.failed else 0
 
 

@@ -78,6 +78,8 @@ def compare(
         eager, replayed = (
             part.clone() if part is not None else None for part in (made[g].forward(batch) for g in made)
         )
+        sampled = [logits is not None for logits in (right, eager, replayed)]
+        assert sampled == [len(batch.logits_rows) > 0] * 3, f"{name}: logits of {sampled} for {batch.logits_rows}"
         if right is None or eager is None or replayed is None:
             continue
         device.synchronize()
@@ -113,7 +115,7 @@ def allocations(device: Device, report: Report) -> None:
     before = handed_out()
     for batch in steps:
         made.forward(batch)
-    report.check("allocations in eight steps", float(handed_out() - before), 0.0)
+    report.check(f"allocations in {len(steps)} steps", float(handed_out() - before), 0.0)
 
 
 def check_engine(device: Device, report: Report, *, small: bool) -> None:
@@ -121,9 +123,9 @@ def check_engine(device: Device, report: Report, *, small: bool) -> None:
     smol, llama = (with_small_vocabulary(SMOL), with_small_vocabulary(LLAMA)) if small else (SMOL, LLAMA)
     prompt = 20 if small else 150
     for dtype, kv_dtype in BOUNDS:
-        if report.time_for(f"SmolLM2-135M, {dtype}", 15):
+        if report.time_for(f"{smol.name}, {str(dtype)[6:]}, pool {str(kv_dtype)[6:]}", 15):
             compare(device, report, smol, 2 if small else 0, dtype, kv_dtype, prompt)
     if report.time_for("Llama-3-8B against torch", 40):
         compare(device, report, llama, 1 if small else 3, BF16, BF16, prompt)
-    if not small:
+    if not small and report.time_for("allocations", 5):
         allocations(device, report)

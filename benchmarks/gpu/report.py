@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -46,12 +48,20 @@ class Report:
         """A fact about the machine or the run."""
         self._keep(name, text=text)
 
+    def as_json(self) -> str:
+        """All results; a number that is not finite, which JSON has no word for, as text."""
+        return json.dumps([{key: _written(value) for key, value in one.items()} for one in self.results], indent=1)
+
     def _keep(self, name: str, **fields: Any) -> None:
         shown = ", ".join(
             f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in fields.items()
         )
         print(f"{self.elapsed:6.1f} s  {name}: {shown}", flush=True)
         self.results.append({"name": name, "at_s": round(self.elapsed, 1), **fields})
+
+
+def _written(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def module_at(path: str) -> Any:

@@ -277,6 +277,8 @@ def measure_kernels(device: Device, report: Report, *, tiny: bool) -> None:
         if report.time_for(f"prefill {one}", 8):
             speed.prefill(*one)
     for shape, rows, common, own in ((SMOL, 3, 256, 32),) if tiny else ((LLAMA, 64, 8192, 256), (LLAMA, 16, 1024, 256)):
-        speed.shared(shape, rows, common, own)
-    speed.rows()
-    speed.swap()
+        if report.time_for(f"shared {shape.name}, {rows} x {common} + {own}", 8):
+            speed.shared(shape, rows, common, own)
+    for name, measure in (("rows", speed.rows), ("swap", speed.swap)):
+        if report.time_for(name, 8):
+            measure()

@@ -27,11 +27,13 @@ SANITIZERS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "thread": (["-fsanitize=thread", "-DEMU_SANITIZED"], ["-DEMU_TSAN=1"]),
 }
+#: Flags of the compiler for both; those of the scheduler alone.
 BASE = [
-    "g++", "-std=c++17", "-g1", "-fPIC", "-fno-omit-frame-pointer", f"-I{HERE}", "-Wall", "-Wno-unknown-pragmas",
+    "-std=c++17", "-g1", "-fPIC", "-fno-omit-frame-pointer", "-Wall", "-Wno-unknown-pragmas",
     "-Wno-unused-function", "-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-maybe-uninitialized",
     "-fno-strict-aliasing", "-ffp-contract=fast", "-mavx2", "-mfma",
 ]  # fmt: skip
+RUNTIME = ["-O2", "-fno-tree-loop-distribute-patterns"]
 
 
 class EmulatorError(RuntimeError):
@@ -97,10 +99,11 @@ def _key(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _build(command: list[str], target: Path) -> None:
+def _build(arguments: list[str], target: Path) -> None:
     """Run the compiler into a file that appears whole or not at all."""
     partial = target.with_name(f"{target.name}.{os.getpid()}")
-    done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True, check=False)
+    command = ["g++", f"-I{HERE}", *arguments, "-o", str(partial)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EmulatorError(f"the kernels do not compile:\n{done.stderr[-6000:]}")
     partial.replace(target)
@@ -136,21 +139,23 @@ class RawModule:
 
     def build(self, name: str) -> ctypes.CDLL:
         """The library with the kernel ``name`` alone.  Raises EmulatorError with the compiler's messages."""
-        kernel_flags, runtime_flags = SANITIZERS[self.sanitize]
+        more, runtime_more = SANITIZERS[self.sanitize]
+        flags, runtime_flags = [*BASE, self.optimise, *more, *self.defines], [*BASE, *RUNTIME, *runtime_more]
         text = f'#include "emulator.h"\n{self.code}\nEMU_EXPORT(0, {name})\n'
         own = "".join((HERE / file).read_text() for file in ("emulator.h", "intrin_emulated.h", "runtime.cpp"))
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        library = folder / f"{_key(text, own, self.sanitize, self.optimise, *self.defines)}.so"
+        library = folder / f"{_key(text, own, *flags, *runtime_flags)}.so"
         if not library.exists():
-            source, runtime = library.with_suffix(f".{os.getpid()}.cpp"), folder / f"{_key(own, self.sanitize)}.o"
-            source.write_text(text)
+            runtime = folder / f"{_key(own, *runtime_flags)}.o"
             if not runtime.exists():
-                flags = [*BASE, "-O2", "-fno-tree-loop-distribute-patterns", *runtime_flags]
-                _build([*flags, "-c", str(HERE / "runtime.cpp")], runtime)
-            flags = [*BASE, self.optimise, *kernel_flags, *self.defines]
-            _build([*flags, "-shared", str(source), str(runtime), "-lpthread"], library)
-            source.unlink()
+                _build([*runtime_flags, "-c", str(HERE / "runtime.cpp")], runtime)
+            source = library.with_suffix(f".{os.getpid()}.cpp")
+            source.write_text(text)
+            try:
+                _build([*flags, "-shared", str(source), str(runtime), "-lpthread"], library)
+            finally:
+                source.unlink()
         return ctypes.CDLL(str(library))
 
 

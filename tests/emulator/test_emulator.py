@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from mainspring.plugins.kernels.cuda.source import unit
 
+from . import module as emulator
 from . import primitives
 from .module import EmulatorError, RawModule, last, schedule
 
@@ -114,11 +116,12 @@ def test_impossible_launches_are_refused() -> None:
         module().get_function("other")
 
 
-def test_a_text_that_does_not_compile_is_shown() -> None:
+def test_a_text_that_does_not_compile_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_EMULATOR_CACHE", str(tmp_path))
+    code = unit("values.cuh") + "KERNEL f(int* o) { nonsense x; }"
     with pytest.raises(EmulatorError, match="nonsense"):
-        RawModule(code=unit("values.cuh") + "KERNEL f(int* o) { nonsense x; }", name_expressions=["f"]).get_function(
-            "f"
-        )((1,), (1,), (None,))
+        RawModule(code=code, name_expressions=["f"]).get_function("f")((1,), (1,), (None,))
+    assert [file.suffix for file in tmp_path.iterdir()] == [".o"]  # the scheduler's, and no text
 
 
 @pytest.mark.parametrize(
@@ -212,3 +215,15 @@ def test_built_kernels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert out[0] == 64
         assert len(list(tmp_path.glob("*.so"))) == 1
     assert not list(tmp_path.glob("*.cpp"))
+
+
+def test_other_flags_are_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_EMULATOR_CACHE", str(tmp_path))
+    monkeypatch.setattr(emulator, "_build", lambda arguments, target: target.touch())
+    monkeypatch.setattr(ctypes, "CDLL", Path)
+    for flags, libraries, runtimes in (("BASE", 2, 2), ("RUNTIME", 3, 3)):
+        for more in ([], ["-DOTHER"]):
+            monkeypatch.setattr(emulator, flags, [*getattr(emulator, flags), *more])
+            RawModule(code=TEXT, name_expressions=["counted"]).build("counted")
+        assert len(list(tmp_path.glob("*.so"))) == libraries
+        assert len(list(tmp_path.glob("*.o"))) == runtimes

@@ -3,12 +3,15 @@ nothing but torch and NumPy."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.executors.emulated import EmulatedDevice
 
 ROOT = Path(__file__).parents[2]
 ABSENT = ("anyio", "cupy", "gguf", "jinja2", "msgspec", "pluggy", "safetensors", "structlog", "websockets")
@@ -49,6 +52,52 @@ def test_without_a_device_it_says_why() -> None:
 @pytest.mark.slow
 def test_what_there_is_no_time_for_is_listed(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    done = check("--cpu", "--seconds", "0", "--only", "engine", "--json", str(file))
+    done = check("--cpu", "--seconds", "0", "--only", "engine", "speed", "--all", "--json", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sum("skipped" in result for result in json.loads(file.read_text())) == 6
+    skipped = [result["name"] for result in json.loads(file.read_text()) if "skipped" in result]
+    assert len(set(skipped)) == len(skipped) == 6 + 6
+    assert {"SmolLM2-135M, bfloat16, pool int8", "SmolLM2-135M, bfloat16, pool bfloat16", "rows", "swap"} <= set(
+        skipped
+    )
+
+
+def part(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of the check, as the script finds it."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module(f"gpu.{name}")
+
+
+def test_every_kernel_without_time_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, report = part("kernels", monkeypatch), part("report", monkeypatch).Report(0)
+    monkeypatch.setattr(kernels, "row_kernels", lambda *_: None)
+    monkeypatch.setattr(kernels, "rotation", lambda *_: 0.0)
+    kernels.check_kernels(EmulatedDevice(), report, small=True)
+    skipped = {result["name"] for result in report.results if "skipped" in result}
+    assert len(skipped) == len(kernels.CASES) + 1
+    assert {"Llama-3-8B bf16, pool bf16, softcap", "Llama-3-8B bf16: shared prefix"} <= skipped
+
+
+@pytest.mark.slow
+def test_a_network_that_gives_no_logits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        def forward(self, batch: object) -> None:
+            return None
+
+    engine, report = part("engine", monkeypatch), part("report", monkeypatch).Report(60)
+    monkeypatch.setattr(engine, "network", lambda *_: Silent())
+    with pytest.raises(AssertionError, match="SmolLM2-135M, 1 layers, float32, pool float32: logits"):
+        engine.compare(
+            EmulatedDevice(), report, engine.with_small_vocabulary(engine.SMOL), 1, engine.FP32, engine.FP32, 20
+        )
+
+
+def test_numbers_that_are_not_finite_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = part("report", monkeypatch).Report(60)
+    report.check("endless", float("inf"), 0.5)
+    report.check("none", float("nan"), 0.5)
+
+    def refused(word: str) -> None:
+        raise AssertionError(word)
+
+    read = json.loads(report.as_json(), parse_constant=refused)
+    assert [(one["error"], one["bound"], one["ok"]) for one in read] == [("inf", 0.5, False), ("nan", 0.5, False)]

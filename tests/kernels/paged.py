@@ -136,6 +136,11 @@ def empty_pool(spec: AttentionSpec, num_blocks: int) -> Pool:
     return Pool(poisoned(shape, spec.kv_dtype), poisoned(shape, spec.kv_dtype), num_blocks, *scales)
 
 
+def parts(pool: Pool) -> list[bytes]:
+    """Every bit of it: keys, values and scales."""
+    return [part.tobytes() for part in (pool.keys, pool.values, pool.key_scales, pool.value_scales) if part is not None]
+
+
 def make(
     spec: AttentionSpec, lengths: Sequence[int], counts: Sequence[int], seed: int = 0, spread: float = 1.0
 ) -> Case:

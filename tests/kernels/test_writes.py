@@ -9,7 +9,7 @@ from tests.emulator.module import schedule
 from mainspring.plugins.kernels.cuda.launch import Pool
 from mainspring.plugins.kernels.cuda.names import HEAD_DIMS, AttentionSpec
 
-from .paged import Case, load, make, quantise, store
+from .paged import Case, load, make, parts, quantise, store
 from .support import attention
 
 FORMATS = [(a, b) for a in ("fp32", "fp16", "bf16") for b in (a, "int8")]
@@ -29,10 +29,6 @@ def expected_pool(case: Case, k: object = None) -> Pool:
     twin.slots, twin.k, twin.v = case.slots[kept], twin.k[kept], case.v[kept]
     twin.write()
     return twin.pool
-
-
-def parts(pool: Pool) -> list[bytes]:
-    return [part.tobytes() for part in (pool.keys, pool.values, pool.key_scales, pool.value_scales) if part is not None]
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
