@@ -2,10 +2,10 @@
 
     python benchmarks/gpu_check.py [--json FILE] [--seconds 340] [--only SECTION ...] [--cpu [--all]]
 
-Sections, in this order: each primitive against NumPy (``primitives``), every kernel against float64 (``kernels``), the
-engine on random weights against the torch executor, with replayed graphs and without an allocation (``engine``),
-bandwidth, matrix rate and launch cost (``speed``), tokens per second of whole models (``models``).  The exit code is 1
-if anything was wrong, 2 if there is no device.  What there is no time left for is left out and listed.
+Sections, in this order: each primitive against NumPy (``primitives``), every kernel but ``sample`` against float64
+(``kernels``), the engine on random weights against the torch executor, with replayed graphs and without an allocation
+(``engine``), bandwidth, matrix rate and launch cost (``speed``), tokens per second of whole models (``models``).  The
+exit code is 1 if anything was wrong, 2 if there is no device.  What there is no time left for is left out and listed.
 
 It needs Python 3.11, torch, CuPy and NumPy: no tokenizer, no server, no model file, no network.  Weights are random, in
 the shapes of SmolLM2-135M and Llama-3-8B.  ``--cpu`` runs the first three sections on the emulator of the tests; with

@@ -1,4 +1,4 @@
-"""Every kernel against float64, on paged test data of the tests: shuffled blocks, poison in slots that nobody owns."""
+"""Every kernel but ``sample`` against float64, on paged data: shuffled blocks, poison in unowned slots."""
 
 from __future__ import annotations
 

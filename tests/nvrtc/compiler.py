@@ -64,14 +64,6 @@ class Compiler:
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         self.version = (major.value, minor.value)
 
-    def architectures(self) -> list[int]:
-        """What this version compiles for: 80, 90, ..."""
-        count = ctypes.c_int()
-        self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
-        found = (ctypes.c_int * count.value)()
-        self._call("nvrtcGetSupportedArchs", found)
-        return list(found)
-
     def compile(self, text: str, names: Sequence[str], arch: int, options: Sequence[str] = ()) -> Compiled:
         """``names``: kernels, or instances of template kernels.  Raises CompileError."""
         program = ctypes.c_void_p()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 #: Names of number formats in the configuration -> types of the kernels.
 TYPES = {"fp32": "float", "fp16": "f16", "bf16": "bf16", "int8": "i8"}
-BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 HEAD_DIMS = (64, 80, 96, 128, 256)
 WINDOW, SOFTCAP = 1, 2  # attention.cuh: enum Flags
 
@@ -170,11 +169,6 @@ def attention_instances(spec: AttentionSpec) -> dict[str, Instance]:
     if spec.mma:
         out["prefix"] = _prefill_mma(spec, softcap, "prefix_mma")
     return out
-
-
-def block_bytes(spec: AttentionSpec) -> int:
-    """Bytes of one block's keys (or values) in one layer, scales aside."""
-    return spec.num_kv_heads * spec.block_size * spec.head_dim * BYTES[spec.kv_dtype]
 
 
 def sample_instance() -> Instance:
