@@ -36,10 +36,10 @@ class Point(NamedTuple):
     prompts: tuple[tuple[int, int], ...]
     contexts: tuple[int, ...]
 
-    @property
-    def num_blocks_of_16(self) -> int:
-        """An estimate of its size in the pool."""
-        return sum(-(-(a + b) // 16) for a, b in self.prompts) + sum(-(-n // 16) for n in self.contexts)
+    def num_blocks(self, block_size: int) -> int:
+        """Its size in the pool."""
+        lengths = (*(count + before for count, before in self.prompts), *self.contexts)
+        return sum(-(-length // block_size) for length in lengths)
 
 
 def _powers(least: int, most: int) -> list[int]:
@@ -50,7 +50,9 @@ def _powers(least: int, most: int) -> list[int]:
     return [*out, most]
 
 
-def grid(token_budget: int, max_running: int, max_context: int, pool_tokens: int, seed: int = 0) -> list[Point]:
+def grid(
+    token_budget: int, max_running: int, max_context: int, pool_tokens: int, block_size: int, seed: int = 0
+) -> list[Point]:
     """Points that fit the engine's limits: prefill 16 to the budget, decode 1 to the batch limit at three contexts,
     mixtures, and as many random ones again for the fit to be tried on."""
     rng = random.Random(seed)
@@ -75,7 +77,7 @@ def grid(token_budget: int, max_running: int, max_context: int, pool_tokens: int
     fitting = [
         point
         for point in dict.fromkeys(points)
-        if 16 * point.num_blocks_of_16 <= min(pool_tokens * 0.9, MOST_TOKENS)
+        if block_size * point.num_blocks(block_size) <= min(pool_tokens * 0.9, MOST_TOKENS)
         and all(a + b < max_context for a, b in point.prompts)
         and all(n < max_context for n in point.contexts)
     ]
@@ -165,10 +167,10 @@ def calibrate(
         ends = SamplerContext(info.vocab_size, info.end_token_ids)
         sampler = registry.make("sampler", config.sampler.use, config.sampler.options, ends)
         size, limits = config.allocator.block_size, config.scheduler
-        points = grid(limits.token_budget, limits.max_running, info.max_context, info.num_blocks * size)
+        points = grid(limits.token_budget, limits.max_running, info.max_context, info.num_blocks * size, size)
         bench = Bench(made, sampler, info, size, processor_time)
         progress("writing KV memory")
-        bench.fill(max(16 * point.num_blocks_of_16 for point in points))
+        bench.fill(max(size * point.num_blocks(size) for point in points))
         measured = list(measure(bench, points, repeats, progress))
     finally:
         made.close()

@@ -43,6 +43,11 @@ class TraceRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slo: str = ""
     priority: int = 0
 
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """Numbers of all rows that must have ended before this one arrives."""
+        return self.after if self.parent is None else (self.parent, *self.after)
+
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """Where rows come from: rows read = rows kept + rows dropped by reason.  ``sha256`` is of the file's bytes."""
@@ -54,7 +59,8 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int] = {}
 
     def __post_init__(self) -> None:
-        assert self.rows_read == self.rows_kept + sum(self.dropped.values()), self
+        if self.rows_read != self.rows_kept + sum(self.dropped.values()):
+            raise ValueError(f"rows_read = {self.rows_read}: {self.rows_kept} kept and {self.dropped} dropped")
 
 
 class Trace(msgspec.Struct, frozen=True):

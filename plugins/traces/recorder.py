@@ -13,6 +13,7 @@ import secrets
 import threading
 from array import array
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import structlog
@@ -29,6 +30,7 @@ log = structlog.get_logger("mainspring.trace")
 class TraceRecorder:
     """The router's tap.  Writes ``trace-<pid>.jsonl`` in ``folder`` on a thread of its own, a row when it ends.
 
+    Never over an earlier trace: a later process of the same number (in a container) writes ``trace-<pid>-1.jsonl``.
     ``salt`` is for tests.  Raises ConfigError if the folder cannot be made.
     """
 
@@ -67,7 +69,7 @@ class TraceRecorder:
     def _write(self) -> None:
         encoder = msgspec.json.Encoder()
         try:
-            with self.file.open("wb") as out:
+            with self._create() as out:
                 out.write(encoder.encode({"provenance": Provenance(source="recorder")}) + b"\n")
                 while (item := self._queue.get()) is not None:
                     out.write(encoder.encode(self._row(*item)) + b"\n")
@@ -78,6 +80,16 @@ class TraceRecorder:
             self.num_lost += 1
             while self._queue.get() is not None:
                 self.num_lost += 1
+
+    def _create(self) -> BinaryIO:
+        """The first file that is not there yet."""
+        number = 0
+        while True:
+            try:
+                return self.file.open("xb")
+            except FileExistsError:
+                number += 1
+                self.file = self.file.with_name(f"trace-{os.getpid()}-{number}.jsonl")
 
     def _row(self, submit: Submit, at: float, output_tokens: int) -> TraceRow:
         return TraceRow(

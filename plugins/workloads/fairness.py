@@ -26,8 +26,6 @@ def service_gap(requests: Sequence[RequestRecord]) -> float:
             served[one.tenant].append((one.first_token_s, INPUT_WEIGHT * (one.prompt_tokens - one.cached_tokens)))
         served[one.tenant] += [(at, OUTPUT_WEIGHT) for at in one.token_times]
     busy = {tenant: _intervals(changes) for tenant, changes in waits.items()}
-    for events in served.values():
-        events.sort()
     return max((_gap(busy[a], busy[b], served[a], served[b]) for a, b in combinations(sorted(busy), 2)), default=0.0)
 
 
@@ -53,8 +51,12 @@ def _gap(
     served_b: list[tuple[float, float]],
 ) -> float:
     """Largest swing of (service of a - service of b) within one common stretch: the largest difference over any part
-    of it, since both are backlogged on that part too."""
-    events = sorted([(at, amount) for at, amount in served_a] + [(at, -amount) for at, amount in served_b])
+    of it, since both are backlogged on that part too.  What comes at one moment counts together."""
+    net: defaultdict[float, float] = defaultdict(float)
+    for served, sign in ((served_a, 1), (served_b, -1)):
+        for at, amount in served:
+            net[at] += sign * amount
+    events = sorted(net.items())
     worst, place = 0.0, 0
     for start, end in _common(busy_a, busy_b):
         level = low = high = 0.0

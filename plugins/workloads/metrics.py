@@ -120,7 +120,11 @@ def _itl(_view: View, some: Sequence[RequestRecord]) -> list[float]:
 
 
 def _session(view: View, some: Sequence[RequestRecord]) -> list[float]:
-    """Each session or tree from its first arrival to its last end, without the delays of people and tools."""
+    """Each session or tree from its first arrival to its last end, without the delays of people and tools.
+
+    Those on the way that led to the last end: before each request stands the one of its parents that ended last.
+    """
+    ends = {one.number: one.finished_s or 0.0 for one in view.run.requests}
     groups: dict[str, list[RequestRecord]] = {}
     for one in some:
         if one.session:
@@ -130,12 +134,16 @@ def _session(view: View, some: Sequence[RequestRecord]) -> list[float]:
         if not all(one.complete for one in group):
             spans.append(math.inf)
             continue
-        last = max(group, key=lambda one: one.finished_s or 0.0)
-        think, row = 0.0, view.scenario.rows[last.number]
-        while row.parent is not None:
-            think += row.delay_s
-            row = view.scenario.rows[row.parent]
-        spans.append((last.finished_s or 0.0) - min(one.arrival_s for one in group) - think)
+        members = {one.number for one in group}
+        number = max(members, key=lambda member: ends[member])
+        end, think = ends[number], 0.0
+        while parents := view.scenario.rows[number].parents:
+            waited_for = max(parents, key=lambda parent: ends[parent])
+            if waited_for not in members:  # of another class, or before the warm-up
+                break
+            think += view.scenario.rows[number].delay_s
+            number = waited_for
+        spans.append(end - min(one.arrival_s for one in group) - think)
     return spans
 
 

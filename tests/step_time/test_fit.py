@@ -160,7 +160,7 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path) -> None:
 
 
 def test_the_grid_separates_what_it_measures() -> None:
-    points = grid(512, 256, 2048, 40_000)
+    points = grid(512, 256, 2048, 40_000, 16)
     alone = [point for point in points if not point.contexts]
     decode = [point for point in points if not point.prompts]
     assert {count for point in alone for count, _ in point.prompts} >= {16, 32, 64, 128, 256, 512}
@@ -168,7 +168,7 @@ def test_the_grid_separates_what_it_measures() -> None:
     assert sum(bool(point.prompts and point.contexts) for point in points) > 15
     assert len(points) == len(set(points))
     with pytest.raises(ConfigError, match=r"executor\.memory"):
-        grid(512, 256, 2048, 100)
+        grid(512, 256, 2048, 100, 16)
 
 
 class Timed(FakeExecutor):
@@ -193,6 +193,24 @@ def test_calibrate_finds_the_formula_behind_an_executor() -> None:
         assert made.step(step) == pytest.approx(TRUE["linear"](step), rel=0.01)
     assert set(made.policy_cost) == {"fcfs"}
     assert load_again(made) == made
+
+
+def test_calibrate_keeps_to_the_pool_whatever_the_size_of_blocks() -> None:
+    """64 sequences of 32 tokens take 64 blocks, of 16 tokens or of 64."""
+    used: set[int] = set()
+
+    class Watched(Timed):
+        def execute(self, launch: StepLaunch, sample: Any) -> StepResult:
+            used.update(block for row in launch.rows for block in row.block_table)
+            return super().execute(launch, sample)
+
+    config = Config(
+        scheduler=SchedulerConfig(token_budget=128, max_running=64),
+        allocator=AllocatorConfig(block_size=64),
+        sampler=SamplerConfig(use="scripted"),
+    )
+    calibrate(config, Registry(), 1, ["fcfs"], executor=Watched(num_blocks=40, block_size=64, max_context=400))
+    assert 30 < max(used) < 40
 
 
 def load_again(made: StepTimeFile) -> StepTimeFile:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,7 @@ def test_vllm_timed_trace_with_block_ids(tmp_path: Path) -> None:
         ("weka", '{"id": "a"}\n', "line 1"),
         ("vtc", "[]", "Expected `object`"),
         ("canonical", '{"arrival_s": "soon"}\n', "line 1"),
+        ("canonical", '{"provenance": {"source": "x", "rows_read": 3, "rows_kept": 1}}\n', "line 1: rows_read = 3"),
         ("servegen", "no archive", "is no archive"),
     ],
 )
@@ -161,6 +164,17 @@ def test_what_is_wrong_is_named_with_its_place(kind: str, text: str, said: str, 
     with pytest.raises(ConfigError, match=str(file.name)) as caught:
         read(kind, file)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("histogram", ["{5: 0.0}", "[5, 6]", "{5: 'often'}", "{5", "{'five': 1.0}"])
+def test_servegen_names_a_histogram_that_is_none(histogram: str, tmp_path: Path) -> None:
+    content = json.dumps({"0": {"input_tokens": "{5: 1.0}", "output_tokens": histogram}}).encode()
+    file, member = tmp_path / "clients.tar", tarfile.TarInfo("chunk-3-dataset.json")
+    member.size = len(content)
+    with tarfile.open(file, "w") as archive:
+        archive.addfile(member, io.BytesIO(content))
+    with pytest.raises(ConfigError, match=r"clients\.tar: chunk-3-dataset\.json: "):
+        read("servegen", file)
 
 
 def test_unknown_formats_options_and_files(tmp_path: Path) -> None:
@@ -208,6 +222,18 @@ def test_rows_that_cannot_be_played_are_refused(row: TraceRow, tmp_path: Path) -
     file = tmp_path / "own.jsonl"
     file.write_bytes(b"\n".join(map(msgspec.json.encode, (first, row))) + b"\n")
     with pytest.raises(ConfigError, match=r"own\.jsonl: (row 1|line 2)"):
+        read("canonical", file)
+
+
+def test_a_row_without_tokens_is_dropped_or_refused_where_rows_have_numbers(tmp_path: Path) -> None:
+    full, empty = (TraceRow(arrival_s=0.0, input_tokens=9, output_tokens=count) for count in (1, 0))
+    child = TraceRow(arrival_s=1.0, input_tokens=9, output_tokens=2, parent=2)
+    file = tmp_path / "own.jsonl"
+    file.write_bytes(b"\n".join(map(msgspec.json.encode, (full, empty, full))) + b"\n")
+    trace = read("canonical", file)
+    assert trace.rows == (full, full) and trace.provenance.dropped == {"no output tokens": 1}
+    file.write_bytes(b"\n".join(map(msgspec.json.encode, (full, empty, full, child))) + b"\n")
+    with pytest.raises(ConfigError, match=r"own\.jsonl: row 1: 9 tokens in and 0 out"):
         read("canonical", file)
 
 

@@ -79,5 +79,11 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         TraceRecorder(tmp_path / "file")
 
 
+def test_a_later_process_of_the_same_number_keeps_what_is_there(tmp_path: Path) -> None:
+    first, second, third = (record(tmp_path) for _ in range(3))
+    assert [first.stem + end for end in ("", "-1", "-2")] == [one.stem for one in (first, second, third)]
+    assert all(len(read("canonical", one).rows) == 3 for one in (first, second, third))
+
+
 def test_off_by_default() -> None:
     assert Settings().journal == JournalConfig(trace="")

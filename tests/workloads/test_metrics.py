@@ -98,6 +98,31 @@ def test_sessions_leave_think_time_out() -> None:
     assert value(view(first, lost), "session_mean") == math.inf
 
 
+def joined() -> View:
+    """Row 0 starts the agents 1 (slow, a tool of 4 s before it) and 2; row 3 waits 2 s behind both."""
+    times = ((0.0, 1.0), (5.0, 10.0), (1.0, 3.0), (12.0, 15.0))
+    requests = tuple(
+        request(number, arrival, (end,), session="s", slo="agent" if number in (1, 2) else "main")
+        for number, (arrival, end) in enumerate(times)
+    )
+    facts = [{}, {"parent": 0, "delay_s": 4.0}, {"parent": 0}, {"parent": 2, "after": (1,), "delay_s": 2.0}]
+    rows = tuple(
+        TraceRow(arrival_s=one.arrival_s, input_tokens=100, output_tokens=1, session="s", slo=one.slo, **fact)  # type: ignore[arg-type]
+        for one, fact in zip(requests, facts, strict=True)
+    )
+    return View(Run(clock="sim", requests=requests, steps=()), from_trace(rows, 10_000, 100))
+
+
+def test_a_session_that_waits_for_several_leaves_out_the_delays_before_the_last() -> None:
+    assert value(joined(), "session_mean") == 15.0 - 2.0 - 4.0
+
+
+def test_a_class_of_a_session_leaves_out_only_delays_within_its_span() -> None:
+    assert value(joined(), "session_mean@agent") == 10.0 - 1.0  # from the arrival of 2; 1 was called by row 0
+    second = request(1, 4.0, (6.0, 8.0), session="s", slo="later")
+    assert value(view(request(0, 0.0, (2.0, 3.0), session="s"), second), "session_mean@later") == 8.0 - 4.0
+
+
 def test_warm_up_is_left_out_by_arrival() -> None:
     assert value(view(A, B, from_s=1.5), "ttft_mean") == 2.0
     assert len(view(A, B, from_s=1.5).requests) == 1
@@ -158,6 +183,20 @@ def test_service_gap_of_an_unserved_tenant_grows() -> None:
     many = [served(number, "a", 0.0, 1.0 + number) for number in range(5)]
     starved = request(9, 0.0, (), tenant="b", wanted_tokens=3)
     assert service_gap([*many, starved]) == pytest.approx(4 * 14 + 12)
+
+
+def test_service_gap_of_tenants_served_in_the_same_steps_is_nothing() -> None:
+    """Both get 256 tokens at the same moments, whatever they are called."""
+    pairs = [(served(0, one, 0.0, 1.0, 256), served(1, two, 0.0, 1.0, 256)) for one, two in ("ab", "ba")]
+    waiting = [request(number, 0.0, (300.0,), tenant=tenant) for number, tenant in ((2, "a"), (3, "b"))]
+    assert [service_gap([*pair, *waiting]) for pair in pairs] == [0.0, 0.0]
+    once = [(0.5,) + (2.0,) * 128, (2.0,) * 128]  # a is 10 + 2 ahead when both get much in one step
+    ahead = [
+        [request(number, 0.0, times, tenant=tenant, cached_tokens=90) for number, (tenant, times) in enumerate(named)]
+        for named in (zip("ab", once, strict=True), zip("ba", once, strict=True))
+    ]
+    starved = [request(number, 0.0, (), tenant=tenant, wanted_tokens=1) for number, tenant in ((2, "a"), (3, "b"))]
+    assert [service_gap([*pair, *starved]) for pair in ahead] == [12.0, 12.0]
 
 
 # --- Little's law ----------------------------------------------------------------------------------------------------

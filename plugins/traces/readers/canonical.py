@@ -18,15 +18,21 @@ class _Line(TraceRow, frozen=True, kw_only=True):
 
 
 def read(path: Path, limit: int | None = None) -> Trace:
-    """``limit``: so many rows at most.  A file being written may end in half a line, which is dropped and counted."""
+    """``limit``: so many rows at most.  A file being written may end in half a line, which is dropped and counted.
+
+    Rows without tokens are dropped too, but refused where rows name their parents by number.
+    """
     data, sha256 = read_bytes(path)
-    rows = Collector("canonical", path, sha256)
+    collector, rows = Collector("canonical", path, sha256), list[TraceRow]()
     body, newline, tail = data.rpartition(b"\n")
     if tail.strip():
-        rows.drop("cut off line")
+        collector.drop("cut off line")
     for _, line in json_lines(path, body if newline else b"", _Line):
         if line.provenance is None:
             fields = {name: getattr(line, name) for name in TraceRow.__struct_fields__}
-            rows.add(msgspec.convert(fields, TraceRow))
-    linked = any(row.parent is not None or row.after for row in rows.rows)
-    return rows.finish(limit, rows.rows if linked else None)
+            rows.append(msgspec.convert(fields, TraceRow))
+    if any(row.parents for row in rows):
+        return collector.finish(limit, rows)
+    for row in rows:
+        collector.add(row)
+    return collector.finish(limit)

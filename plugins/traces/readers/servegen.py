@@ -127,7 +127,7 @@ def _fill(client: Client, kind: str, content: bytes, where: str) -> None:
             made = _histogram(columns["input_tokens"]), _histogram(columns["output_tokens"])
             if made[0][0] and made[1][0]:
                 client.lengths[float(begin)] = made
-    except (ValueError, SyntaxError, KeyError, UnicodeDecodeError) as error:
+    except (ValueError, SyntaxError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
