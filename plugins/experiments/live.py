@@ -138,6 +138,6 @@ class LiveClock:
 
 def warm_up(made: Scenario) -> Scenario:
     """A few requests at once with short answers, to have every allocation and compilation behind."""
-    roots = [row for row in made.rows if row.parent is None and not row.after][:WARM_REQUESTS]
+    roots = [row for row in made.rows if not row.parents][:WARM_REQUESTS]
     short = tuple(msgspec.structs.replace(row, arrival_s=0.0, output_tokens=WARM_TOKENS) for row in roots)
     return msgspec.structs.replace(made, rows=short)

@@ -15,7 +15,7 @@ import msgspec
 from ...core.edge import KernelPort
 from ...core.messages import Emit, FinishReason, Message, SamplingParams, StepLaunch, StepPlan, StepResult, Submit, Wake
 from ..simulation.collect import Collector
-from ..simulation.records import Run
+from ..simulation.records import Run, number_of
 from ..simulation.traffic import Traffic
 from ..step_time.features import Features, features_of
 from ..workloads.scenario import Scenario
@@ -66,7 +66,7 @@ class LivePlayer:
         assert isinstance(message, Emit) and self._port is not None and self._done is not None
         now = self._port.now()
         for row in message.rows:
-            self._ids.setdefault(int(row.rid[1:]), []).extend(row.token_ids)
+            self._ids.setdefault(number_of(row.rid), []).extend(row.token_ids)
         for number in self._collect.emit(message, now):
             self._ended += 1
             for due, child in self._traffic.ended(number, now):

@@ -46,7 +46,7 @@ def at_rate(made: Scenario, rate: float) -> Scenario:
 
 def num_roots(made: Scenario) -> int:
     """Rows that wait for nobody."""
-    return sum(row.parent is None and not row.after for row in made.rows)
+    return sum(not row.parents for row in made.rows)
 
 
 def _windows(experiment: Experiment) -> Source:
@@ -55,7 +55,7 @@ def _windows(experiment: Experiment) -> Source:
     path = Path(work.trace)
     trace = read(work.format, path if path.is_absolute() else experiment.path.parent / path, **work.options)
     size, seeds = work.window_requests, spec.seed_list
-    if any(row.parent is not None or row.after for row in trace.rows):
+    if any(row.parents for row in trace.rows):
         raise experiment.error("workload.trace: requests that wait for others cannot be cut into windows")
     if (need := 2 * len(seeds) * size) > len(trace.rows):
         most = len(trace.rows) // (2 * len(seeds))

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from ...core.messages import Emit, Finish, StepResult
 from ..step_time.features import Features
 from ..traces.canonical import TraceRow
-from .records import RequestRecord, Run, StepRecord
+from .records import RequestRecord, Run, StepRecord, number_of, rid_of
 
 
 class Collector:
-    """Give it arrivals, emits and steps; ``run`` makes the record.  Rids are ``r`` and the number of the row."""
+    """Give it arrivals, emits and steps; ``run`` makes the record.  Rids are those of ``rid_of``."""
 
     def __init__(self, rows: Sequence[TraceRow]) -> None:
         self._rows = rows
@@ -24,7 +24,7 @@ class Collector:
     def arrived(self, number: int, arrival_s: float, submitted_s: float) -> None:
         """Row ``number`` was due at ``arrival_s`` and handed over at ``submitted_s``."""
         self._arrived[number] = arrival_s, submitted_s
-        self._times[f"r{number}"] = []
+        self._times[rid_of(number)] = []
 
     def count(self, now: float, live: int) -> None:
         """The host has had ``live`` requests since the last call: call it before every message is handled."""
@@ -40,7 +40,7 @@ class Collector:
             elif row.token_ids:
                 times[row.rid] += [now] * len(row.token_ids)
             if row.finish is not None:
-                number = int(row.rid[1:])
+                number = number_of(row.rid)
                 self._finishes[number] = now, row.finish
                 ended.append(number)
         return ended
@@ -81,10 +81,11 @@ class Collector:
     def _request(self, number: int, row: TraceRow) -> RequestRecord:
         arrival, submitted = self._arrived.get(number, (row.arrival_s, None))
         at, finish = self._finishes.get(number, (None, None))
-        times = tuple(self._times.get(f"r{number}", ()))
+        rid = rid_of(number)
+        times = tuple(self._times.get(rid, ()))
         return RequestRecord(
             number=number,
-            rid=f"r{number}",
+            rid=rid,
             arrival_s=arrival,
             submitted_s=submitted,
             scheduled_s=finish.timing.scheduled if finish else None,

@@ -21,9 +21,9 @@ from ..step_time.policy_cost import PolicyCost
 from ..workloads.draws import generator
 from ..workloads.scenario import Scenario
 from .collect import Collector
-from .records import Run
+from .records import Run, rid_of
 from .scripted_model import ScriptedModel
-from .traffic import Traffic, rid_of
+from .traffic import Traffic
 
 VOCAB = 50_000
 StepSeconds = Callable[[Features], float]
@@ -97,8 +97,9 @@ class Player:
         longest = max((row.input_tokens + row.output_tokens for row in scenario.rows), default=1)
         self._model = ScriptedModel(config.allocator.num_blocks or scenario.num_blocks, VOCAB, longest + 1)
         self._step_time, self._cost, self._sigma = step_time, policy_cost, noise_sigma
+        self._policy_s = 0.0  # of the decision behind the present launch
         self._noise = generator(seed if noise_seed is None else noise_seed, "step noise")
-        self._features: dict[int, tuple[Features, int, int, int]] = {}
+        self._features: dict[int, tuple[Features, int, int, int, float]] = {}
         self._arrivals = [(scenario.rows[number].arrival_s, number) for number in self._traffic.roots]
         heapify(self._arrivals)
         self._collect = Collector(scenario.rows)
@@ -131,21 +132,22 @@ class Player:
 
     def _seconds(self, launch: StepLaunch) -> float:
         features = features_of(launch.rows, launch.padding)
-        self._features[launch.step] = features, len(launch.rows), self._host.num_running, self._host.num_waiting
+        host, batch = self._host, len(launch.rows)
+        self._features[launch.step] = features, batch, host.num_running, host.num_waiting, self._policy_s
         seconds = self._step_time(features)
         if self._sigma:
             seconds *= math.exp(self._sigma * self._noise.standard_normal())
         return seconds
 
     def _decision_s(self) -> float:
-        return self._cost.seconds(self._host.num_running, self._host.num_waiting) if self._cost else 0.0
+        if self._cost:
+            self._policy_s = self._cost.seconds(self._host.num_running, self._host.num_waiting)
+        return self._policy_s
 
     def _see(self, message: Message, now: float) -> None:
         self._collect.count(now, len(self._host.records))
         if isinstance(message, StepResult):
-            features, batch, running, waiting = self._features.pop(message.step)
-            policy_s = self._cost.seconds(running, waiting) if self._cost else 0.0
-            self._collect.step(message, features, batch, running, waiting, policy_s)
+            self._collect.step(message, *self._features.pop(message.step))
 
     def _on_emit(self, emit: Emit, now: float) -> None:
         for number in self._collect.emit(emit, now):

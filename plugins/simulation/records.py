@@ -8,6 +8,16 @@ import math
 import msgspec
 
 
+def rid_of(number: int) -> str:
+    """The rid of row ``number`` of a scenario."""
+    return f"r{number}"
+
+
+def number_of(rid: str) -> int:
+    """The row behind a rid that :func:`rid_of` made."""
+    return int(rid[1:])
+
+
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a scenario.  Times are seconds from the start of the run; None for what never happened.
 

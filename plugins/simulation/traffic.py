@@ -8,14 +8,10 @@ from collections.abc import Iterable, Sequence
 from ...core.messages import SamplingParams, Submit
 from ..traces.canonical import TraceRow, own_ids, prompt_ids
 from ..workloads.scenario import Scenario
+from .records import rid_of
 
 #: Ids of an answer that tell it from all others; behind them comes the last one over and over.
 _TELLING = 4
-
-
-def rid_of(number: int) -> str:
-    """The rid of row ``number``."""
-    return f"r{number}"
 
 
 class Traffic:
@@ -32,7 +28,7 @@ class Traffic:
         self._missing: list[int] = []  # parents of each row that have not ended
         self._ready_s: list[float] = []
         for number, row in enumerate(self.rows):
-            parents = set(parents_of(row))
+            parents = set(row.parents)
             for parent in parents:
                 self._children[parent].append(number)
             self._missing.append(len(parents))
@@ -77,11 +73,6 @@ class Traffic:
             if later.parent == number and continues(row, later):
                 return self.prompt(child)[row.input_tokens : row.input_tokens + row.output_tokens]
         return own_ids(number, self._seed, min(row.output_tokens, _TELLING), self._vocab)
-
-
-def parents_of(row: TraceRow) -> tuple[int, ...]:
-    """Rows that must have ended before this one arrives."""
-    return row.after if row.parent is None else (row.parent, *row.after)
 
 
 def continues(row: TraceRow, later: TraceRow) -> bool:

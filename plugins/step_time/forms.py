@@ -11,7 +11,6 @@ P prefill tokens, D decode sequences, K KV tokens read by decode, A prefill atte
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -60,7 +59,3 @@ class StepForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def many(self, features: Floats) -> Floats:
         """Seconds of each row of ``[n, 4]`` features."""
         return np.asarray([self(Features(*row)) for row in features.tolist()], np.float64)
-
-    def as_linear_columns(self) -> Sequence[float]:
-        """The five coefficients of the linear form, for reports."""
-        return (self.c0, self.c1, self.c2, self.c3, self.c4)

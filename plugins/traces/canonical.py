@@ -7,7 +7,6 @@ give equal tokens and a prefix cache finds exactly what the trace says is shared
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from functools import lru_cache
 
 import msgspec
@@ -73,13 +72,12 @@ class Trace(msgspec.Struct, frozen=True):
 def check_rows(rows: tuple[TraceRow, ...], where: str) -> None:
     """Raise ConfigError naming the first row that cannot be played, by number from 0."""
     for number, row in enumerate(rows):
-        parents = (*row.after, *(() if row.parent is None else (row.parent,)))
         if row.input_tokens < 1 or row.output_tokens < 1:
             raise ConfigError(f"{where}: row {number}: {row.input_tokens} tokens in and {row.output_tokens} out")
         if not (0 <= row.arrival_s < float("inf") and 0 <= row.delay_s < float("inf")):
             raise ConfigError(f"{where}: row {number}: arrival_s = {row.arrival_s}, delay_s = {row.delay_s}")
-        if any(not 0 <= parent < number for parent in parents):
-            raise ConfigError(f"{where}: row {number}: its parents {parents} must be rows before it")
+        if any(not 0 <= parent < number for parent in row.parents):
+            raise ConfigError(f"{where}: row {number}: its parents {row.parents} must be rows before it")
         if row.prefix_blocks and row.block_tokens < 1:
             raise ConfigError(f"{where}: row {number}: prefix_blocks without block_tokens")
 
@@ -139,12 +137,3 @@ def encode(trace: Trace) -> bytes:
     encoder = msgspec.json.Encoder()
     lines = [encoder.encode({"provenance": trace.provenance}), *map(encoder.encode, trace.rows)]
     return b"\n".join(lines) + b"\n"
-
-
-def with_rows(trace: Trace, rows: tuple[TraceRow, ...], dropped: Mapping[str, int]) -> Trace:
-    """``trace`` with fewer rows, and the reasons why booked."""
-    old = trace.provenance
-    reasons = {**old.dropped}
-    for reason, count in dropped.items():
-        reasons[reason] = reasons.get(reason, 0) + count
-    return Trace(rows, msgspec.structs.replace(old, rows_kept=len(rows), dropped=reasons))

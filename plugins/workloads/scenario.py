@@ -64,7 +64,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def closed_loop(self) -> bool:
         """Some requests wait for others to end."""
-        return any(row.parent is not None or row.after for row in self.rows)
+        return any(row.parents for row in self.rows)
 
     @property
     def num_blocks(self) -> int:
@@ -124,7 +124,7 @@ def scale_arrivals(rows: tuple[TraceRow, ...], rate: float) -> tuple[TraceRow, .
     """
     if not rate > 0:
         raise ConfigError(f"rate = {rate!r}: expected requests per second above 0")
-    times = [row.arrival_s for row in rows if row.parent is None and not row.after]
+    times = [row.arrival_s for row in rows if not row.parents]
     first = min(times, default=0.0)
     later = [at - first for at in times if at > first]
     factor = len(later) / rate / max(later) if later else 0.0

@@ -59,7 +59,7 @@ def test_every_request_ends_and_tokens_are_conserved(name: str) -> None:
         assert step.seconds == pytest.approx(FORM((step.prefill, step.decode, step.kv, step.attention)))  # type: ignore[arg-type]
     for row, one in zip(made.rows, run.requests, strict=True):
         if row.parent is not None:
-            ends = [run.requests[parent].finished_s or 0.0 for parent in (row.parent, *row.after)]
+            ends = [run.requests[parent].finished_s or 0.0 for parent in row.parents]
             assert one.arrival_s == max(ends) + row.delay_s
         else:
             assert one.arrival_s == row.arrival_s

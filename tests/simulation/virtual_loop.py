@@ -12,6 +12,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+import msgspec
+
 from mainspring.core.config import Config
 from mainspring.core.kernel import Kernel
 from mainspring.core.messages import Emit, Message, StepLaunch, Submit
@@ -70,7 +72,7 @@ class VirtualExecutor:
             return
         launched = max(self._kernel.now(), self._free_at)
         self._free_at = launched + self._seconds(message)
-        made = type(result)(result.step, result.rids, result.token_ids, result.failed, launched, self._free_at)
+        made = msgspec.structs.replace(result, launched=launched, finished=self._free_at)
         heappush(self._events, (self._free_at, next(self._order), made))
         asyncio.get_running_loop().call_at(self._free_at, self._due)
 

@@ -83,7 +83,7 @@ def test_weka_sessions_are_closed_loops_with_sub_agents() -> None:
     assert all(row.delay_s <= 20 for row in rows)
     joins = [row for row in rows if row.after]
     assert joins  # the request behind the sub-agent waits for it
-    assert all(rows[parent].session == row.session for row in rows for parent in (row.parent, *row.after) if parent)
+    assert all(rows[parent].session == row.session for row in rows for parent in row.parents)
     shared = [set(row.prefix_blocks) for row in roots]
     assert set.intersection(*shared)  # tools and system prompt
     alone = read("weka", DATA / "weka_4_sessions.jsonl.gz", shared_prefix=False, seed=3).rows

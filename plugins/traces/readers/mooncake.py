@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from ..canonical import Trace, TraceRow
-from ..mooncake import read_trace
-from ..source import Collector, read_bytes
+from ..mooncake import TraceRequest
+from ..source import Collector, json_lines, read_bytes
 
 BLOCK_TOKENS = 512
 
@@ -16,9 +16,9 @@ BLOCK_TOKENS = 512
 def read(path: Path, limit: int | None = None, jitter_s: float = 0.0, seed: int = 0) -> Trace:
     """``limit``: so many rows at most.  The conversation trace has its times on a grid of 3 s, bursts that never were:
     ``jitter_s = 3`` adds a uniform delay to each, drawn from ``seed``."""
-    rng = np.random.default_rng(seed)
-    rows = Collector("mooncake", path, read_bytes(path)[1])
-    for line in read_trace(path):
+    data, sha256 = read_bytes(path)
+    rng, rows = np.random.default_rng(seed), Collector("mooncake", path, sha256)
+    for _, line in json_lines(path, data, TraceRequest):
         rows.add(
             TraceRow(
                 arrival_s=line.timestamp / 1e3 + jitter_s * float(rng.random()),

@@ -16,13 +16,12 @@ from ..source import Collector, json_lines, read_bytes
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One request of a measured run.  The last four times share one monotonic clock, ``arrival_time`` has another."""
+    """One request of a measured run.  The last three times share one monotonic clock, ``arrival_time`` has another."""
 
     input_toks: int
     output_toks: int
     arrival_time: float
     queued_ts: float = 0.0
-    scheduled_ts: float = 0.0
     first_token_ts: float = 0.0
     last_token_ts: float = 0.0
 
@@ -31,20 +30,12 @@ class Measured(msgspec.Struct, frozen=True):
         """From the engine's queue to the first token."""
         return self.first_token_ts - self.queued_ts
 
-    @property
-    def tpot_s(self) -> float:
-        """Seconds per token after the first."""
-        return (self.last_token_ts - self.first_token_ts) / max(1, self.output_toks - 1)
-
 
 class _Line(msgspec.Struct, frozen=True):
     input_toks: int = -1
     output_toks: int = -1
     arrival_time: float = 0.0
     queued_ts: float = 0.0
-    scheduled_ts: float = 0.0
-    first_token_ts: float = 0.0
-    last_token_ts: float = 0.0
     timestamp: float | None = None
     input_length: int = -1
     output_length: int = -1

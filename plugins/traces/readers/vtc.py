@@ -32,7 +32,10 @@ class _File(msgspec.Struct, frozen=True):
 
 def measured(path: Path) -> list[Response]:
     """The measured requests in file order.  Raises ConfigError naming file and field."""
-    data, _ = read_bytes(path)
+    return _responses(path, read_bytes(path)[0])
+
+
+def _responses(path: Path, data: bytes) -> list[Response]:
     try:
         return msgspec.json.decode(data, type=_File).result.responses
     except msgspec.DecodeError as error:
@@ -41,8 +44,9 @@ def measured(path: Path) -> list[Response]:
 
 def read(path: Path, limit: int | None = None) -> Trace:
     """``limit``: so many rows at most.  The tenant is the client's number."""
-    rows = Collector("vtc", path, read_bytes(path)[1])
-    for one in measured(path):
+    data, sha256 = read_bytes(path)
+    rows = Collector("vtc", path, sha256)
+    for one in _responses(path, data):
         rows.add(
             TraceRow(
                 arrival_s=one.req_time,
