@@ -6,7 +6,7 @@ Each check answers with one ``Finding`` and never raises; what it could not find
 from __future__ import annotations
 
 import importlib
-import os
+import shlex
 import shutil
 import socket
 import sys
@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 from ..core.errors import MainspringError
 from ..core.registry import Registry
 from .chosen import check, chosen
+from .executors import native_build
 from .executors.native_build import CannotBuild, best_instruction_set, library_path
 from .folders import cache_folder, journal_folder
 from .models.checkpoint import open_model
@@ -176,10 +177,11 @@ def device() -> Finding:
 
 
 def compiler() -> Finding:
-    found = shutil.which(os.environ.get("CXX", "g++"))
-    if found:
-        return Finding("compiler", "ok", found)
-    return Finding("compiler", "warn", "no g++", "native CPU kernels cannot be built: install g++, or set CXX")
+    try:
+        command = native_build.compiler()
+    except CannotBuild as error:
+        return Finding("compiler", "warn", str(error), "native CPU kernels cannot be built: install g++, or set CXX")
+    return Finding("compiler", "ok", shlex.join([shutil.which(command[0]) or command[0], *command[1:]]))
 
 
 def kernels() -> Finding:

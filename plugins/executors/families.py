@@ -29,6 +29,7 @@ class Backend(Protocol):
 
     def free_bytes(self) -> tuple[int, int | None]:
         """Memory to take weights and pool from; and the host's, if that is another."""
+        return memory.available_bytes(), None
 
     def network(
         self, model: LlamaConfig, read: Read, heads: HeadShape, kv: KVShape, max_context: int
@@ -60,9 +61,6 @@ class TorchBackend(Backend):
 
     def workspace_bytes(self, model: LlamaConfig, max_context: int) -> int:
         return workspace_bytes(model, self.config.scheduler, max_context, self.formats)
-
-    def free_bytes(self) -> tuple[int, int | None]:
-        return memory.available_bytes(), None
 
     def network(
         self, model: LlamaConfig, read: Read, heads: HeadShape, kv: KVShape, max_context: int

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...core.errors import ConfigError
 from ..settings import Config
+from .cores import cgroup_folders
 
 GIB = 2**30
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": GIB, "tib": 2**40}
@@ -64,14 +65,7 @@ def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
 
 def _cgroup_files(proc: Path, cgroup: Path) -> list[tuple[Path, Path]]:
     """(limit, use) of every cgroup above this process, version 2 and 1."""
-    try:
-        own = [line.split(":", 2)[2] for line in (proc / "self/cgroup").read_text().splitlines()]
-    except (OSError, IndexError):
-        own = []
-    folders = [cgroup, *(cgroup / part.lstrip("/") for part in own)]
-    for folder in list(folders):
-        folders += [parent for parent in folder.parents if cgroup in parent.parents]
-    pairs = [(folder / "memory.max", folder / "memory.current") for folder in folders]
+    pairs = [(folder / "memory.max", folder / "memory.current") for folder in cgroup_folders(proc, cgroup)]
     return [*pairs, (cgroup / "memory/memory.limit_in_bytes", cgroup / "memory/memory.usage_in_bytes")]
 
 

@@ -14,19 +14,24 @@ from ..models.cache import load_weights
 from ..models.checkpoint import Checkpoint, open_model
 from ..models.config import LlamaConfig
 from ..models.foreign import ForeignFolder
+from ..models.gguf_header import TYPES_BY_NAME
 from ..models.llama import Llama, Read
+from ..models.mapped import NAMES
 from ..settings import Config
-from . import memory, native_abi
+from . import native_abi
 from .cores import usable_cores
 from .dtypes import Formats, NativeFormats, head_bytes, resolve_native
 from .families import Backend, load_family
 from .loaded import Network
-from .native_build import CannotBuild, best_instruction_set, build, library_path
+from .native_build import CannotBuild, best_instruction_set, build, compiler
 from .native_ops import NativeOps
 from .native_step import NativeNetwork
-from .native_weights import BLOCK_SIZES, STORED, kept_format
+from .native_weights import kept_format
 from .ops import HeadShape, KVShape, Ops
 from .torch import TorchExecutor
+
+#: Of ``attention.hpp``: tokens of a span, and rows of a unit.
+SPAN, UNIT_ROWS = 256, 24
 
 
 class NativeExecutor(TorchExecutor):
@@ -65,7 +70,8 @@ def native_trouble(model: Checkpoint | ForeignFolder) -> str | None:
     if isinstance(model, ForeignFolder):
         return f"{model.architecture} runs through transformers"
     try:
-        library_path(best_instruction_set())
+        best_instruction_set()
+        compiler()
     except CannotBuild as error:
         return str(error)
     return None
@@ -78,15 +84,22 @@ class NativeBackend(Backend):
         self.config, self.formats, self._library, self.threads = config, formats, library, threads
 
     def workspace_bytes(self, model: LlamaConfig, max_context: int) -> int:
-        """Intermediate results and logits of the largest step, and the rotations of every position."""
+        """Intermediate results and logits of the largest step, what its threads find in spans of long contexts, and
+        the rotations of every position."""
         limits = self.config.scheduler
         tokens, widest = limits.token_budget, max(model.hidden_size, model.q_size, model.ffn_size)
         rows = model.hidden_size + 2 * model.q_size + 2 * model.kv_size + 2 * model.ffn_size + 2 * widest
         logits = min(limits.max_running, tokens) * model.vocab_size
-        return 4 * (tokens * rows + logits + max_context * model.head_dim)
+        found = self._units(model, tokens) * -(-max_context // SPAN) * UNIT_ROWS * (self._padded(model) + 2)
+        return 4 * (tokens * rows + logits + found + max_context * model.head_dim)
 
-    def free_bytes(self) -> tuple[int, int | None]:
-        return memory.available_bytes(), None
+    def _units(self, model: LlamaConfig, tokens: int) -> int:
+        """Most parts of a step's attention whose spans are computed apart, see ``plan`` in ``engine.cpp``."""
+        heads = -(-model.num_heads // model.num_kv_heads // UNIT_ROWS) * model.num_kv_heads
+        return min(8 * self.threads - 1, tokens * heads) if self.threads > 1 else 0
+
+    def _padded(self, model: LlamaConfig) -> int:
+        return native_abi.padded_dim(self._library, model.head_dim)
 
     def network(
         self, model: LlamaConfig, read: Read, heads: HeadShape, kv: KVShape, max_context: int
@@ -117,7 +130,7 @@ class NativeBackend(Backend):
             if len(shape) == 1:
                 total += 4 * shape[0]
                 continue
-            stored = checkpoint.stored(name) if numbers is None else STORED[numbers]
+            stored = checkpoint.stored(name) if numbers is None else NAMES[numbers]
             embedding = name == "model.embed_tokens.weight"
             if embedding:
                 total += stored_bytes(stored, shape)
@@ -126,16 +139,13 @@ class NativeBackend(Backend):
         return total
 
     def head_bytes(self, model: LlamaConfig, formats: Formats) -> int:
-        lanes = self._library.ms_lanes()
-        return head_bytes(formats.kv, -(-model.head_dim // lanes) * lanes)
+        return head_bytes(formats.kv, self._padded(model))
 
 
 def stored_bytes(stored: str, shape: tuple[int, ...]) -> int:
     """Bytes of a matrix as the file has it."""
-    if stored in BLOCK_SIZES:
-        elements, size = BLOCK_SIZES[stored]
-        return math.prod(shape) // elements * size
-    return math.prod(shape) * (4 if stored == "F32" else 2)
+    kind = TYPES_BY_NAME[stored]
+    return math.prod(shape) // kind.elements * kind.size
 
 
 @hookimpl

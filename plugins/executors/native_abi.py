@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 FLOAT32, BFLOAT16, Q4_HALF, Q4_FLOAT, Q8_HALF, Q8_FLOAT16 = range(6)
 SRC_F32, SRC_F16, SRC_BF16, SRC_Q4_0, SRC_Q4_1, SRC_Q8_0, SRC_Q4_K, SRC_Q6_K = range(8)
 KV_F32, KV_F16, KV_BF16, KV_INT8 = range(4)
-GROUP = 32
 
 _P, _I, _L, _F = c.c_void_p, c.c_int32, c.c_int64, c.c_float
 
@@ -90,6 +89,12 @@ def load(path: Path) -> Any:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def padded_dim(library: Any, head_dim: int) -> int:
+    """Elements that a head takes in the pool: whole vectors."""
+    lanes: int = library.ms_lanes()
+    return -(-head_dim // lanes) * lanes
 
 
 def aligned(num_bytes: int) -> NDArray[np.uint8]:

@@ -60,12 +60,14 @@ class NativeOps:
         weights: str = "fp32",
         int8_activations: bool = False,
     ) -> None:
-        """``weights``: how matrices of numbers are kept, ``file`` or a key of ``FORMATS``; blocks stay as they are."""
+        """``weights``: how matrices of numbers are kept, ``file`` or a key of ``FORMATS``; blocks stay as they are.
+        Raises EngineFault where the system has no room for so many ``threads``."""
         self.heads, self.kv_shape, self.weights, self.int8 = heads, kv, weights, int8_activations
         self._library = library
         self._engine = library.ms_open(threads)
-        self._lanes = library.ms_lanes()
-        padded = -(-kv.head_dim // self._lanes) * self._lanes
+        if not self._engine:
+            raise EngineFault(f"the native kernels cannot start {threads} threads (executor.threads)")
+        padded = abi.padded_dim(library, kv.head_dim)
         pool = (kv.num_layers, kv.num_all_blocks, kv.num_kv_heads, kv.block_size, padded)
         self.keys, self.values = lazy_zeros(pool, kv_dtype), lazy_zeros(pool, kv_dtype)
         self.scales: tuple[torch.Tensor, ...] = ()  # of keys and of values, one for each head of each token

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from ...core.errors import EngineFault
 from ..models.blocks import BlockMatrix, Matrix
+from ..models.gguf_header import TYPES_BY_NAME
+from ..models.mapped import NAMES
 from . import native_abi as abi
 
 SOURCES = {torch.float32: abi.SRC_F32, torch.float16: abi.SRC_F16, torch.bfloat16: abi.SRC_BF16}
@@ -21,12 +23,8 @@ BLOCKS = {
     "Q4_K": (abi.SRC_Q4_K, abi.Q4_FLOAT),
     "Q6_K": (abi.SRC_Q6_K, abi.Q8_FLOAT16),
 }
-#: GGML type -> elements and bytes of a block.
-BLOCK_SIZES = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q8_0": (32, 34), "Q4_K": (256, 144), "Q6_K": (256, 210)}
 #: Weight format -> how a matrix of numbers is kept; ``file``: as its own type says.
 FORMATS = {"fp32": abi.FLOAT32, "bf16": abi.BFLOAT16, "q8": abi.Q8_HALF, "q4": abi.Q4_HALF}
-#: How a type of numbers is called in files.
-STORED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def kept_format(stored: str, weights: str) -> int:
@@ -61,11 +59,11 @@ class NativeTable:
 def rows_of(weight: Matrix) -> tuple[int, int, int]:
     """(source, address, bytes of a row) of contiguous rows."""
     if isinstance(weight, BlockMatrix):
-        elements, size = BLOCK_SIZES[weight.type]
+        kind = TYPES_BY_NAME[weight.type]
         rows, width = weight.shape
         if (
-            weight.data.shape != (rows, width // elements * size)
-            or width % elements
+            weight.data.shape != (rows, width // kind.elements * kind.size)
+            or width % kind.elements
             or not weight.data.flags.c_contiguous
         ):
             raise EngineFault(f"blocks of {weight.type}: {weight.data.shape} bytes for a matrix of {weight.shape}")
@@ -80,7 +78,7 @@ def pack_part(
 ) -> tuple[abi.Segment, NDArray[np.uint8]]:
     """``part`` as outputs from ``first`` on, and the memory that it lies in.  Raises EngineFault."""
     outputs, inputs = part.shape
-    kept_as = kept_format(part.type if isinstance(part, BlockMatrix) else STORED[part.dtype], weights)
+    kept_as = kept_format(part.type if isinstance(part, BlockMatrix) else NAMES[part.dtype], weights)
     data = abi.aligned(library.ms_segment_bytes(kept_as, outputs, inputs))
     segment = abi.Segment(data.ctypes.data, None, kept_as, outputs, inputs, first)
     if not isinstance(part, BlockMatrix):

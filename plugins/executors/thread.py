@@ -53,9 +53,11 @@ class ExecutorThread:
         """See ``ExecutorEdge.load``.  Raises EngineFault for a load that hangs; its thread is left behind."""
         begun = self._now()
         try:
-            async with asyncio.timeout(self.load_limit_s):
+            async with asyncio.timeout(self.load_limit_s) as limit:
                 info = await self._load(progress)
         except TimeoutError:
+            if not limit.expired():  # the load's own, for instance of a file on a network
+                raise
             self.abandon()
             raise EngineFault(f"the load has not ended within {self.load_limit_s:g} s") from None
         self.load_s = self._now() - begun

@@ -21,6 +21,7 @@ from .checkpoint import check_tensors
 from .config import LlamaConfig
 from .config_gguf import check_architecture, from_gguf
 from .gguf_header import GgufTensor, read_header
+from .mapped import DTYPES
 
 Rows = TypeVar("Rows", np.float32, np.int32)
 
@@ -133,8 +134,8 @@ class GgufCheckpoint:
     def matrix(self, name: str) -> Matrix:
         """One tensor: a matrix of blocks as it is, anything else as numbers of the type it is stored as."""
         tensor = self._tensors[name]
-        if len(tensor.shape) != 2 or tensor.type.name in ("F32", "F16", "BF16"):
-            return self.read(name).to(torch.bfloat16 if tensor.type.name == "BF16" else torch.float32)
+        if len(tensor.shape) != 2 or tensor.type.name in DTYPES:
+            return self.read(name).to(DTYPES[tensor.type.name])
         self._header.give_back()  # what earlier matrices were packed from
         rows, width = tensor.shape
         order = self._apart(name, np.arange(rows, dtype=np.int32)) if self._pairs(name) else None

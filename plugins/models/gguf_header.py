@@ -41,6 +41,8 @@ TYPES = {
         StoredType(14, "Q6_K", 256, 210),
     )
 }
+#: The same by name.
+TYPES_BY_NAME = {kind.name: kind for kind in TYPES.values()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+#: How a type of numbers is called in files.
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 _BLANK = "0" * 32
 
 
@@ -37,7 +38,7 @@ class MappedTensors:
         #: What the writer noted beside the tensors.
         self.metadata: dict[str, str] = header.pop("__metadata__", {})
         self._places = {
-            name: (_DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + size + entry["data_offsets"][0])
+            name: (DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + size + entry["data_offsets"][0])
             for name, entry in header.items()
         }
         for dtype, shape, begin in self._places.values():
@@ -78,7 +79,7 @@ def write_tensors(
     at = 0
     for name, shape in shapes.items():
         size = math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [at, at + size]}
+        header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 64)

@@ -175,6 +175,13 @@ def test_a_device_whose_driver_fails_is_a_warning(monkeypatch: pytest.MonkeyPatc
 def test_no_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert doctor.compiler().state == "warn"
+    assert "no-such-compiler" in doctor.compiler().detail
+
+
+def test_a_compiler_with_arguments_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "env g++ -pipe")
+    assert doctor.compiler().state == "ok"
+    assert doctor.compiler().detail.endswith("/env g++ -pipe")
 
 
 def test_a_wrong_configuration_does_not_end_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from mainspring.core.edge import KernelPort
 from mainspring.core.errors import ConfigError, EngineFault
 from mainspring.core.kernel import Kernel
 from mainspring.core.messages import Emit, Finish, FinishReason, Message, StepLaunch
+from mainspring.core.policy import ExecutorInfo
 from mainspring.core.registry import Registry
 from mainspring.plugins.executors.thread import ExecutorThread
 from mainspring.plugins.testing.fake_executor import FakeExecutor
@@ -261,3 +263,17 @@ async def test_deadlines_pass_while_a_step_takes_long() -> None:
         await sink.until(1)
         assert sink.ends["A"].reason is FinishReason.DEADLINE
         gate.set()
+
+
+@pytest.mark.parametrize("limit_s", [None, 60.0])
+async def test_a_load_that_raises_a_timeout_of_its_own_has_not_hung(limit_s: float | None) -> None:
+    """A file on a network that does not answer: ETIMEDOUT is a TimeoutError too, and says more."""
+
+    class Unanswered(FakeExecutor):
+        def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
+            raise OSError(errno.ETIMEDOUT, "the share does not answer")
+
+    thread = ExecutorThread(Unanswered(64, 4), lambda message: None, MonotonicClock().now, limit_s)
+    with pytest.raises(TimeoutError, match="the share does not answer"):
+        await thread.load(lambda line: None)
+    await thread.close()

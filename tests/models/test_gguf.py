@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from tests.native_kernels import native_library
 
+from mainspring.core.config import ExecutorConfig
 from mainspring.core.errors import ConfigError
+from mainspring.plugins.executors.native import NativeExecutor
 from mainspring.plugins.models.checkpoint import open_checkpoint
 from mainspring.plugins.models.gguf import GgufCheckpoint, model_name
 from mainspring.plugins.models.gguf_header import TYPES, read_header
+from mainspring.plugins.settings import Config, ModelConfig
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
@@ -135,3 +139,21 @@ def test_untied_head_is_read(tmp_path: Path, write_gguf: Any) -> None:
     assert not GgufCheckpoint(path).config.tied
     write_gguf(path, tie_word_embeddings=True)
     assert GgufCheckpoint(path).config.tied
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_native_ledger_counts_what_is_kept(tmp_path: Path, write_gguf: Any, kind: Kind, tied: bool) -> None:
+    """Of matrices of numbers no wider a copy is made than the file has."""
+    native_library()
+    _, weights = write_gguf(path := tmp_path / "x.gguf", kind, tie_word_embeddings=tied)
+    table = GgufCheckpoint(path).matrix("model.embed_tokens.weight")
+    if isinstance(table, torch.Tensor):
+        assert table.itemsize == gguf.GGML_QUANT_SIZES[kind][1]
+        torch.testing.assert_close(table.float(), weights["model.embed_tokens.weight"], rtol=0, atol=0)
+    executor = NativeExecutor(None, Config(model=ModelConfig(path=str(path)), executor=ExecutorConfig(threads=1)))
+    info = executor.load(print)
+    assert executor._loaded is not None
+    kept = executor._loaded.network.ops.weight_bytes()  # type: ignore[attr-defined]
+    executor.close()
+    assert info.memory["weights"] == kept

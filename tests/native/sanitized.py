@@ -1,4 +1,5 @@
-"""Run in a process of its own, with a sanitizer preloaded: every kernel of a library over ragged shapes.
+"""Run in a process of its own, with a sanitizer preloaded: whole steps of a library over ragged
+shapes, with weights in every format.
 
     python -m tests.native.sanitized LIBRARY SEED ROUNDS
 
@@ -52,10 +53,8 @@ class Run:
         return made
 
     def linear(self, outputs: int, inputs: int) -> Any:
-        kept_as, int8 = int(self.random.integers(0, 5)), int(self.random.integers(0, 2))
+        kept_as, int8 = int(self.random.integers(0, 6)), int(self.random.integers(0, 2))
         source, data = abi.SRC_F32, self.array(outputs, inputs)
-        if kept_as == abi.Q4_FLOAT:
-            kept_as = abi.Q4_HALF
         bias = self.array(outputs)
         panels = np.zeros(self._library.ms_segment_bytes(kept_as, outputs, inputs), np.uint8)
         segment = (abi.Segment * 1)(abi.Segment(panels.ctypes.data, bias.ctypes.data, kept_as, outputs, inputs, 0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -93,3 +95,36 @@ def test_any_changed_number_runs_or_raises(step: int, field: str, where: float, 
     except EngineFault:
         return
     assert logits is None or not logits.isnan().any()
+
+
+def test_more_threads_than_there_is_room_for() -> None:
+    """An exception, in a process that lives on; the threads that did start are ended."""
+    native_library()
+    done = subprocess.run([sys.executable, "-c", CROWDED], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "cannot start 20000 threads, 1 left"), done.stderr[-2000:]
+
+
+#: Every thread reserves a stack, of which there is room for some dozens.
+CROWDED = """
+import resource, threading
+from pathlib import Path
+from mainspring.core.errors import EngineFault
+from mainspring.plugins.executors import native_abi
+from mainspring.plugins.executors.native_build import best_instruction_set, build
+from mainspring.plugins.executors.native_ops import NativeOps
+from mainspring.plugins.executors.ops import HeadShape, KVShape
+from mainspring.plugins.models.rope import Rope
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(key)).split()[1])
+
+library = native_abi.load(build(best_instruction_set(), lambda line: None))
+before = status("Threads:")
+resource.setrlimit(resource.RLIMIT_AS, (status("VmSize:") * 1024 + 2**29,) * 2)
+try:
+    NativeOps(HeadShape(2, 1, 8, Rope(10000.0)), KVShape(1, 4, 4, 1, 8), library=library, threads=20000)
+except EngineFault as error:
+    assert "cannot start 20000 threads (executor.threads)" in str(error)
+    print(f"cannot start 20000 threads, {status('Threads:') - before + 1} left")
+"""

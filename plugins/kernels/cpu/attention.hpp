@@ -137,7 +137,7 @@ struct Attention {                                  // one layer's call
 
     void span(const Unit &u, int index, Scratch &scratch, Partial to) const;
     void finish(const Unit &u, Partial from) const;
-    void fold(const Unit &u, Partial joined, Partial part, bool first) const;
+    void fold(const Unit &u, Partial joined, Partial part) const;
 };
 
 inline void Attention::span(const Unit &u, int index, Scratch &scratch, Partial to) const {
@@ -209,13 +209,13 @@ inline void Attention::span(const Unit &u, int index, Scratch &scratch, Partial 
     }
 }
 
-inline void Attention::fold(const Unit &u, Partial joined, Partial part, bool first) const {
+inline void Attention::fold(const Unit &u, Partial joined, Partial part) const {
     int D = heads.padded;
     for (int r = 0; r < u.count; r++) {
         float *to = joined.acc + (size_t)r * D;
         const float *from = part.acc + (size_t)r * D;
-        if (!first && part.top[r] == NOTHING && part.sum[r] == 0.f) continue;       // the row sees nothing of the span
-        if (first || (joined.top[r] == NOTHING && joined.sum[r] == 0.f)) {
+        if (part.top[r] == NOTHING && part.sum[r] == 0.f) continue;       // the row sees nothing of the span
+        if (joined.top[r] == NOTHING && joined.sum[r] == 0.f) {
             joined.top[r] = part.top[r], joined.sum[r] = part.sum[r];
             memcpy(to, from, 4 * (size_t)D);
             continue;

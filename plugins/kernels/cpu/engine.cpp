@@ -2,7 +2,7 @@
 #include "attention.hpp"
 #include "linear.hpp"
 #include "pool.hpp"
-#include <memory>
+#include <exception>
 
 using namespace ms;
 
@@ -17,10 +17,13 @@ public:
         if (bytes.size() < count * sizeof(T) + 64) bytes.resize(count * sizeof(T) + 64);
         return (T *)(((uintptr_t)bytes.data() + 63) & ~(uintptr_t)63);
     }
-    size_t size() const { return bytes.size(); }
 };
 
 struct View { Walk &walk; int thread; };
+
+Heads heads_of(const KV &kv, int num_heads) {
+    return {num_heads, kv.num_kv_heads, kv.head_dim, kv.padded_dim, num_heads / kv.num_kv_heads};
+}
 
 class Engine {
 public:
@@ -29,7 +32,7 @@ public:
 
     // --- phases: called by all threads of a job
 
-    // A few rows each; with `pieces`, rows in that many pieces of whole groups.
+    // A few rows each.
     template <class F> void by_rows(View v, int count, F f) const {
         int parts = std::min(count, pool.num_threads == 1 ? 1 : 4 * pool.num_threads);
         Pool::parts(v.walk, parts, [&](int i) {
@@ -42,39 +45,35 @@ public:
         Pool::parts(v.walk, parts, [&](int i) { linear_part(l, a, num_rows, out, i, parts); });
     }
 
-    float *row_buffer(View v, int width) {          // of this thread, zero behind what was written last
-        auto &buffer = rows[v.thread];
-        size_t need = (size_t)rounded_up(width, GROUP) + 16;
-        if (buffer.size() < need) buffer.resize(need);
-        return (float *)(((uintptr_t)buffer.data() + 63) & ~(uintptr_t)63);
+    float *row_buffer(View v, int width) {          // of this thread, with room for the rest of a group behind `width`
+        return rows[v.thread].get<float>(rounded_up(width, GROUP) + GROUP);
     }
 
-    void quantise(View v, const float *x, size_t stride, const int32_t *chosen, int count, int width, const Activations &a) {
+    // f(row, to) writes the `width` floats of a row; they are kept in every form that `a` needs.
+    template <class F> void store_rows(View v, int count, int width, const Activations &a, F f) {
         by_rows(v, count, [&](int r) {
-            float *y = row_buffer(v, width + GROUP);
-            memcpy(y, x + (chosen ? chosen[r] : r) * stride, 4 * (size_t)width);
+            float *y = row_buffer(v, width);
+            f(r, y);
             std::fill(y + width, y + a.width, 0.f);
             store_activation_row(y, a, r);
         });
     }
 
-    void norm(View v, const float *x, size_t stride, const int32_t *chosen, int count, int width, const float *weight,
-              float eps, const Activations &a) {
-        by_rows(v, count, [&](int r) {
-            float *y = row_buffer(v, width + GROUP);
-            rms_norm_row(x + (chosen ? chosen[r] : r) * stride, weight, width, eps, y);
-            std::fill(y + width, y + a.width, 0.f);
-            store_activation_row(y, a, r);
+    void quantise(View v, const float *x, int count, int width, const Activations &a) {
+        store_rows(v, count, width, a, [&](int r, float *y) { memcpy(y, x + (size_t)r * width, 4 * (size_t)width); });
+    }
+
+    void norm(View v, const float *x, const int32_t *chosen, int count, int width, const float *weight, float eps,
+              const Activations &a) {
+        store_rows(v, count, width, a, [&](int r, float *y) {
+            rms_norm_row(x + (size_t)(chosen ? chosen[r] : r) * width, weight, width, eps, y);
         });
     }
 
     void silu(View v, const float *gate_up, int count, int width, const Activations &a) {
-        by_rows(v, count, [&](int r) {
-            float *y = row_buffer(v, width + GROUP);
+        store_rows(v, count, width, a, [&](int r, float *y) {
             const float *x = gate_up + (size_t)r * 2 * width;
             silu_mul_row(x, x + width, width, y);
-            std::fill(y + width, y + a.width, 0.f);
-            store_activation_row(y, a, r);
         });
     }
 
@@ -145,7 +144,7 @@ public:
                 a.span(u, from, own, Partial(own.joined));
                 for (int s = from + 1; s <= last; s++) {
                     a.span(u, s, own, Partial(own.mine));
-                    a.fold(u, Partial(own.joined), Partial(own.mine), false);
+                    a.fold(u, Partial(own.joined), Partial(own.mine));
                 }
                 a.finish(u, Partial(own.joined));
             });
@@ -160,7 +159,7 @@ public:
             const Unit &u = units[i];
             int from = a.first_span(u), last = a.last_span(u);
             Partial joined(all + (begins[i] + from) * size);
-            for (int s = from + 1; s <= last; s++) a.fold(u, joined, Partial(all + (begins[i] + s) * size), false);
+            for (int s = from + 1; s <= last; s++) a.fold(u, joined, Partial(all + (begins[i] + s) * size));
             a.finish(u, joined);
         });
     }
@@ -185,7 +184,7 @@ public:
 
     void step(const Model &m, const Batch &b, float *logits) {
         const KV &kv = m.kv;
-        Heads h = {m.num_heads, kv.num_kv_heads, kv.head_dim, kv.padded_dim, m.num_heads / kv.num_kv_heads};
+        Heads h = heads_of(kv, m.num_heads);
         int n = b.num_tokens, hidden = m.hidden, q_width = h.num_heads * h.dim, qkv_width = (h.num_heads + 2 * h.num_kv_heads) * h.dim;
         float *x = hidden_buffer.get<float>((size_t)n * hidden), *qkv = qkv_buffer.get<float>((size_t)n * qkv_width);
         float *att = attention_buffer.get<float>((size_t)n * q_width), *ff = ffn_buffer.get<float>((size_t)n * 2 * m.ffn);
@@ -200,22 +199,22 @@ public:
             for (int i = 0; i < m.num_layers; i++) {
                 const Layer &l = m.layers[i];
                 Activations a = activations(l.qkv, n);
-                norm(v, x, hidden, nullptr, n, hidden, l.input_norm, m.eps, a);
+                norm(v, x, nullptr, n, hidden, l.input_norm, m.eps, a);
                 linear(v, l.qkv, a, n, {qkv, (size_t)qkv_width, false});
                 rope_and_write(v, qkv, h, kv, i, b, l.query_norm ? &l : nullptr, m.eps);
                 attend(v, {qkv, att, (size_t)qkv_width, (size_t)q_width, b, kv, h, i, l.window});
                 a = activations(l.output, n);
-                quantise(v, att, q_width, nullptr, n, q_width, a);
+                quantise(v, att, n, q_width, a);
                 linear(v, l.output, a, n, {x, (size_t)hidden, true});
                 a = activations(l.gate_up, n);
-                norm(v, x, hidden, nullptr, n, hidden, l.ffn_norm, m.eps, a);
+                norm(v, x, nullptr, n, hidden, l.ffn_norm, m.eps, a);
                 linear(v, l.gate_up, a, n, {ff, (size_t)2 * m.ffn, false});
                 a = activations(l.down, n);
                 silu(v, ff, n, m.ffn, a);
                 linear(v, l.down, a, n, {x, (size_t)hidden, true});
             }
             Activations a = activations(m.head, b.num_logits);
-            norm(v, x, hidden, b.logits_rows, b.num_logits, hidden, m.norm, m.eps, a);
+            norm(v, x, b.logits_rows, b.num_logits, hidden, m.norm, m.eps, a);
             if (b.num_logits) linear(v, m.head, a, b.num_logits, {logits, (size_t)m.vocab, false});
         });
     }
@@ -228,7 +227,7 @@ private:
     struct Span { int unit, index; };
     Buffer hidden_buffer, qkv_buffer, attention_buffer, ffn_buffer, floats, words16, words8, partials;
     std::vector<Scratch> scratch;
-    std::vector<std::vector<float>> rows;
+    std::vector<Buffer> rows;
     std::vector<Unit> units;
     std::vector<Span> spans;
     std::vector<int> begins, dummies;
@@ -241,7 +240,10 @@ private:
 extern "C" {
 
 int ms_lanes() { return LANES; }
-Engine *ms_open(int threads) { return new Engine(threads); }
+// Null where the system has no room for so many threads.
+Engine *ms_open(int threads) {
+    try { return new Engine(threads); } catch (const std::exception &) { return nullptr; }
+}
 void ms_close(Engine *e) { delete e; }
 int64_t ms_segment_bytes(int format, int outputs, int inputs) {
     return (int64_t)panel_bytes(format, inputs) * ((outputs + PANEL - 1) / PANEL);
@@ -254,7 +256,7 @@ void ms_pack(Engine *e, const Segment *s, int source, const void *rows, int64_t 
         // Panels, not rows: two threads never write the same line.
         e->by_rows(v, panels_of(*s), [&](int p) {
             for (int n = p * PANEL; n < std::min(s->outputs, (p + 1) * PANEL); n++)
-                pack_row(*s, n, source, (const char *)rows + (order ? order[n] : n) * row_bytes, e->row_buffer(v, s->inputs + GROUP));
+                pack_row(*s, n, source, (const char *)rows + (order ? order[n] : n) * row_bytes, e->row_buffer(v, s->inputs));
         });
     });
 }
@@ -275,18 +277,18 @@ void ms_linear(Engine *e, const Linear *l, const float *x, int count, float *out
     Activations a = e->activations(*l, count);
     e->pool.run([&](Walk &walk, int thread) {
         View v{walk, thread};
-        e->quantise(v, x, l->inputs, nullptr, count, l->inputs, a);
+        e->quantise(v, x, count, l->inputs, a);
         e->linear(v, *l, a, count, {out, (size_t)l->outputs, false});
     });
 }
 
 void ms_rope_and_write(Engine *e, float *qkv, int num_heads, const KV *kv, int layer, const Batch *b) {
-    Heads h = {num_heads, kv->num_kv_heads, kv->head_dim, kv->padded_dim, num_heads / kv->num_kv_heads};
+    Heads h = heads_of(*kv, num_heads);
     e->pool.run([&](Walk &walk, int thread) { e->rope_and_write({walk, thread}, qkv, h, *kv, layer, *b, nullptr, 0); });
 }
 
 void ms_attention(Engine *e, const float *q, int num_heads, const KV *kv, int layer, int window, const Batch *b, float *out) {
-    Heads h = {num_heads, kv->num_kv_heads, kv->head_dim, kv->padded_dim, num_heads / kv->num_kv_heads};
+    Heads h = heads_of(*kv, num_heads);
     size_t width = (size_t)num_heads * h.dim;
     e->plan(*b, h);
     e->pool.run([&](Walk &walk, int thread) { e->attend({walk, thread}, {q, out, width, width, *b, *kv, h, layer, window}); });

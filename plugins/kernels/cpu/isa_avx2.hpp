@@ -12,7 +12,6 @@ constexpr int ROWS_FLOAT32 = 6, ROWS_BFLOAT16 = 4, ROWS_GROUPED = 5, ROWS_GROUPE
 static inline vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 static inline vi nearest(vf v) { return (vi)_mm256_cvtps_epi32((__m256)v); }
 static inline vf load_half(const void *p) { return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
-static inline void store_half(void *p, vf v) { _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT)); }
 static inline vf load_bf16(const void *p) {
     return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
 }

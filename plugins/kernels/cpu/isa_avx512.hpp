@@ -11,7 +11,6 @@ constexpr int ROWS_FLOAT32 = 12, ROWS_BFLOAT16 = 12, ROWS_GROUPED = 6, ROWS_GROU
 static inline vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 static inline vi nearest(vf v) { return (vi)_mm512_cvtps_epi32((__m512)v); }
 static inline vf load_half(const void *p) { return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-static inline void store_half(void *p, vf v) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT)); }
 static inline vf load_bf16(const void *p) {
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 }

@@ -22,9 +22,6 @@ static inline vf load_half(const void *p) {
     for (int i = 0; i < LANES; i++) { _Float16 h; memcpy(&h, (const char *)p + 2 * i, 2); out[i] = (float)h; }
     return out;
 }
-static inline void store_half(void *p, vf v) {
-    for (int i = 0; i < LANES; i++) { _Float16 h = (_Float16)v[i]; memcpy((char *)p + 2 * i, &h, 2); }
-}
 static inline vf load_bf16(const void *p) {
     vf out;
     for (int i = 0; i < LANES; i++) { uint16_t h; memcpy(&h, (const char *)p + 2 * i, 2); out[i] = from_bf16(h); }

@@ -18,13 +18,14 @@ public:
     const int num_threads;
 
     explicit Pool(int n) : num_threads(n) {
-        for (int t = 1; t < n; t++) threads.emplace_back([this, t] { serve(t); });
+        try {
+            for (int t = 1; t < n; t++) threads.emplace_back([this, t] { serve(t); });
+        } catch (...) {                                     // no room for another: those that run would outlive the pool
+            end();
+            throw;
+        }
     }
-    ~Pool() {
-        quit.store(true);
-        epoch.fetch_add(1), epoch.notify_all();
-        for (auto &t : threads) t.join();
-    }
+    ~Pool() { end(); }
     Pool(const Pool &) = delete;
 
     // job(walk, thread) runs on every thread that comes in time, on the caller's certainly.
@@ -69,6 +70,11 @@ private:
     void *argument = nullptr;
     std::vector<std::thread> threads;
 
+    void end() {
+        quit.store(true);
+        epoch.fetch_add(1), epoch.notify_all();
+        for (auto &t : threads) t.join();
+    }
     void serve(int thread) {
         uint32_t seen = 0;
         for (;;) {
