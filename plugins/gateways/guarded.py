@@ -18,7 +18,7 @@ class GuardedConnection(ServerConnection):
     a peer that sends pings and reads nothing would make it keep all answers in memory.
     """
 
-    _reply_bytes = 0  # since the last time that nothing waited
+    _reply_bytes = 0  # at most so much of what waits are answers
     _holds = False  # reading is paused until answers have been sent
     _when_closing: Callable[[], None] | None = None
 
@@ -32,7 +32,8 @@ class GuardedConnection(ServerConnection):
         super().data_received(data)
         # What was added meanwhile are answers: our own frames are written by the writer's task.
         grown = self.transport.get_write_buffer_size() - before
-        self._reply_bytes = (self._reply_bytes if before else 0) + grown
+        # No more of them than all that waits: only then does the transport tell when it has been sent.
+        self._reply_bytes = min(self._reply_bytes, before) + grown
         if self._reply_bytes > MAX_REPLY_BYTES:
             self._holds = True
             self.transport.pause_reading()

@@ -36,12 +36,13 @@ class HttpGateway(WebSocketGateway):
         """Raises ConfigError if the extra is not installed."""
         try:
             import uvicorn
-            from uvicorn.protocols.http.h11_impl import H11Protocol
             from uvicorn.server import ServerState
+
+            from .http_protocol import HttpProtocol
         except ImportError as error:
             raise ConfigError("gateways: http needs uvicorn: pip install 'mainspring[http]'") from error
         super().__init__(options, config, text)
-        self._uvicorn, self._protocol, self._state = uvicorn, H11Protocol, ServerState()
+        self._uvicorn, self._protocol, self._state = uvicorn, HttpProtocol, ServerState()
 
     def _connection_class(self, hub: Hub, door: Door, pages: Pages) -> type[ServerConnection]:
         def identify(headers: dict[str, str]) -> Peer | ClientError:
@@ -63,13 +64,11 @@ class HttpGateway(WebSocketGateway):
             server_header=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            limit_concurrency=self._config.server.max_connections,
+            limit_concurrency=self._config.server.max_connections
+            + 1,  # it refuses at the limit, the one that asks counted
         )
         config.load()
-        return switching(
-            lambda: self._protocol(config, self._state, {}),
-            lambda protocol: isinstance(protocol, self._protocol) and protocol.cycle is not None,
-        )
+        return switching(lambda: self._protocol(config, self._state, {}))
 
     async def flush(self) -> None:
         """Also for the answers over HTTP."""

@@ -15,15 +15,13 @@ from websockets.asyncio.server import ServerConnection
 
 from .guarded import GuardedConnection
 
-HEAD_S = 10.0  # for the first bytes to come, and for the head of a first request with a body
+HEAD_S = 10.0  # for the first bytes to come, and for the head of each request that may have a body
 WITH_BODY = (b"POST ", b"PUT ", b"PATCH ", b"DELETE ", b"OPTIONS ")
 
 
-def switching(
-    make_other: Callable[[], asyncio.Protocol], has_head: Callable[[asyncio.Protocol], bool]
-) -> type[ServerConnection]:
-    """A connection class for ``serve(create_connection=...)``; ``make_other`` makes the protocol for bodies, and
-    ``has_head`` tells whether it has got the head of a request."""
+def switching(make_other: Callable[[], asyncio.Protocol]) -> type[ServerConnection]:
+    """A connection class for ``serve(create_connection=...)``; ``make_other`` makes the protocol for bodies, which
+    itself sees to it that the head of a request comes within HEAD_S."""
 
     class Switch(GuardedConnection):
         _chosen = False
@@ -47,7 +45,6 @@ def switching(
                 self._waiting.set_protocol(other)
                 other.connection_made(self._waiting)
                 other.data_received(self._begun)
-                asyncio.get_running_loop().call_later(HEAD_S, self._look_at, other)
             else:
                 self._chosen = True
                 super().connection_made(self._waiting)
@@ -61,10 +58,6 @@ def switching(
             self._choose()
             if self._chosen:
                 super().connection_lost(exc)
-
-        def _look_at(self, other: asyncio.Protocol) -> None:
-            if not has_head(other):
-                self._waiting.abort()
 
         def _choose(self) -> None:
             if self._timer is not None:

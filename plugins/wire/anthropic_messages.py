@@ -14,7 +14,7 @@ from ...core.messages import Finish, FinishReason
 from ..schema import GenerateRequest, parse
 from .answers import Answer
 from .outbox import Outbox
-from .reading import COMMON_OPTIONS, Check, check_fields, is_empty, one_of, read_object, typed
+from .reading import COMMON_OPTIONS, Check, check_fields, one_of, read_object, typed
 from .responses_events import encode
 from .responses_requests import message_of
 
@@ -118,14 +118,15 @@ class MessageStream(Answer):
 
 _OPTIONS = COMMON_OPTIONS | {"max_tokens"}
 _KNOWN = _OPTIONS | {"messages", "metadata", "model", "stop_sequences", "stream", "system"}
+_NOTHING = one_of([], {}, "")
 _MUST_BE: dict[str, Check] = {
-    "container": is_empty,
-    "context_management": is_empty,
-    "mcp_servers": is_empty,
-    "output_config": is_empty,
-    "output_format": is_empty,
+    "container": _NOTHING,
+    "context_management": _NOTHING,
+    "mcp_servers": _NOTHING,
+    "output_config": _NOTHING,
+    "output_format": _NOTHING,
     "service_tier": one_of("auto", "standard_only"),
     "thinking": one_of({"type": "disabled"}),
     "tool_choice": one_of({"type": "none"}),
-    "tools": is_empty,
+    "tools": _NOTHING,
 }

@@ -189,7 +189,7 @@ class RealtimeSession(Outbox):
     def append(self, item: dict[str, Any]) -> None:
         """An answer becomes part of the conversation; for the session's streams."""
         self.items.append(item)
-        self._num_chars += sum(len(part["text"]) for part in item["content"])
+        self._num_chars += _num_chars(item)
 
     def over(self, stream: RealtimeStream) -> None:
         """It has had its terminal; for the session's streams."""
@@ -214,9 +214,7 @@ class RealtimeSession(Outbox):
         place = len(self.items)
         if before is not None:
             place = 0 if before == ROOT else 1 + self._find(before, "previous_item_id")
-        if len(self.items) >= MAX_ITEMS or self._num_chars + len(message["content"]) > MAX_CHARS:
-            text = f"a conversation holds {MAX_ITEMS} items with {MAX_CHARS} characters"
-            raise ClientError("context_length_exceeded", text, "item")
+        self._check_room(len(message["content"]), "item")
         item = item_object(wanted or self.new_id("item"), "completed", message["role"], message["content"])
         previous = self.items[place - 1]["id"] if place else None
         self.items.insert(place, item)
@@ -224,9 +222,15 @@ class RealtimeSession(Outbox):
         for kind in ("conversation.item.added", "conversation.item.done"):
             self.queue(self.encode(kind, previous_item_id=previous, item=item))
 
+    def _check_room(self, num_chars: int, param: str) -> None:
+        """Raises ClientError if one more item with so many characters is too much for the conversation."""
+        if len(self.items) >= MAX_ITEMS or self._num_chars + num_chars > MAX_CHARS:
+            text = f"a conversation holds {MAX_ITEMS} items with {MAX_CHARS} characters"
+            raise ClientError("context_length_exceeded", text, param)
+
     def _delete_item(self, event: Event) -> None:
         item = self.items.pop(self._find(event.fields.get("item_id"), "item_id"))
-        self._num_chars -= sum(len(part["text"]) for part in item["content"])
+        self._num_chars -= _num_chars(item)
         self.queue(self.encode("conversation.item.deleted", item_id=item["id"]))
 
     def _retrieve_item(self, event: Event) -> None:
@@ -247,6 +251,8 @@ class RealtimeSession(Outbox):
         if writes and self._writer is not None:
             text = "a response is being written to the conversation"
             raise ClientError("conversation_already_has_active_response", text)
+        if writes:
+            self._check_room(1, "response.conversation")  # how long the answer will be nobody knows
         given = options.get("input")
         items = self.items if given is None else [self._input_item(item, index) for index, item in enumerate(given)]
         messages = [message_of(item, "input") for item in items]
@@ -294,3 +300,8 @@ def item_object(item_id: str, status: str, role: str, text: str | None) -> dict[
     content = [] if text is None else [{"type": kind, "text": text}]
     head = {"id": item_id, "object": "realtime.item", "type": "message", "status": status}
     return {**head, "role": role, "content": content}
+
+
+def _num_chars(item: dict[str, Any]) -> int:
+    """Of its text."""
+    return sum(len(part["text"]) for part in item["content"])

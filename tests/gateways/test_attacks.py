@@ -9,9 +9,10 @@ import struct
 
 import pytest
 import structlog
+from websockets.asyncio.server import ServerConnection
 
 from mainspring.plugins.gateways import connection, switch
-from mainspring.plugins.gateways.guarded import MAX_REPLY_BYTES
+from mainspring.plugins.gateways.guarded import MAX_REPLY_BYTES, GuardedConnection
 
 from .fakes import Served, client_frame, collect, generate, handshake, receive, serve
 
@@ -80,6 +81,40 @@ async def test_pings_by_one_who_reads_are_all_answered() -> None:
         data = await asyncio.wait_for(reader.read(-1), 20)
         assert data.count(b"\x8a\x7d" + b"x" * 125) == count
         writer.close()
+
+
+class SlowTransport:
+    """Keeps what is written until ``send`` takes it; tells nobody, as one below its high water mark."""
+
+    waiting, reads = 0, True
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def send(self, leave: int) -> None:
+        self.waiting = min(self.waiting, leave)
+
+
+def test_only_answers_that_wait_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that pings much and reads slowly never has many of them waiting, though never none: reading goes on."""
+    transport = SlowTransport()
+    guarded = GuardedConnection.__new__(GuardedConnection)
+    guarded.transport = transport  # type: ignore[assignment]
+
+    def reply(_: ServerConnection, data: bytes) -> None:
+        transport.waiting += len(data)
+
+    monkeypatch.setattr(ServerConnection, "data_received", reply)
+    for _ in range(4 * MAX_REPLY_BYTES // 1024):
+        guarded.data_received(bytes(1024))
+        transport.send(leave=1)
+    assert transport.reads
+    for _ in range(MAX_REPLY_BYTES // 1024):
+        guarded.data_received(bytes(1024))
+    assert not transport.reads
 
 
 async def test_a_message_in_endless_empty_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,4 +216,46 @@ async def test_a_request_over_http_that_never_ends_is_cut(begun: bytes, monkeypa
         async with asyncio.timeout(20):
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read(-1) == b""
+        writer.close()
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/nowhere"])
+@pytest.mark.parametrize("begun", [b"P", b"PO", b"POST /v1/completions HTTP/1.1\r\nHost: loc"])
+async def test_a_later_request_that_never_ends_is_cut_too(
+    path: bytes, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One finished request buys no further time: the library forgets a kept connection at the first byte."""
+    pytest.importorskip("uvicorn")
+    from mainspring.plugins.gateways.http import HttpGateway
+
+    monkeypatch.setattr(switch, "HEAD_S", 0.2)
+    async with serve(kind=HttpGateway) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.gateway.port)
+        body = b'{"prompt":"x","max_tokens":2}'
+        once = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (path, len(body), body)
+        async with asyncio.timeout(20):
+            for _ in range(2):  # what is whole is answered on the same connection
+                writer.write(once)
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                await reader.readexactly(length)
+            writer.write(begun)
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read(-1) == b""
+        writer.close()
+
+
+async def test_the_rest_of_a_body_that_has_been_answered_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("uvicorn")
+    from mainspring.plugins.gateways.http import HttpGateway
+
+    monkeypatch.setattr(switch, "HEAD_S", 0.2)
+    async with serve(kind=HttpGateway) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.gateway.port)
+        async with asyncio.timeout(20):
+            writer.write(COMPLETE.replace(b"/v1/completions", b"/nowhere"))
+            assert (await reader.readuntil(b"\r\n")).split()[1] == b"404"
+            writer.write(b"x")
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read(-1)
         writer.close()

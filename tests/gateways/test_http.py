@@ -242,6 +242,17 @@ async def test_draining_refuses_new_work_and_lets_the_old_end() -> None:
         assert (await old).json["usage"]["completion_tokens"] == 50
 
 
+async def test_as_many_connections_as_allowed_are_served_and_one_more_is_not() -> None:
+    """The one that asks counts once; uvicorn refuses at its own limit."""
+    async with http(max_connections=1) as served:
+        _, held = await asyncio.open_connection("127.0.0.1", served.gateway.port)
+        held.write(request("/v1/completions", b'{"prompt":"hold"}'))
+        await served.text.until_live(1)
+        assert (await post(served, "/v1/completions", {"prompt": "hi", "max_tokens": 2})).status == 503
+        held.close()
+        await served.text.until_live(0)
+
+
 async def test_a_connection_that_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mainspring.plugins.gateways.switch.HEAD_S", 0.05)
     async with http() as served:
@@ -283,6 +294,8 @@ async def test_messages_plain_and_streamed() -> None:
     ("fields", "status", "kind", "word"),
     [
         ({"tools": [{}]}, 400, "invalid_request_error", "tools"),
+        ({"tools": False}, 400, "invalid_request_error", "tools"),
+        ({"mcp_servers": 0}, 400, "invalid_request_error", "mcp_servers"),
         ({"thinking": {"type": "enabled"}}, 400, "invalid_request_error", "thinking"),
         ({"model": "x"}, 404, "not_found_error", "model"),
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),

@@ -220,6 +220,30 @@ def test_a_conversation_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error["code"] == "context_length_exceeded"
 
 
+def test_answers_count_as_items_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Responses with an input of their own add to the conversation as well, unless they are told not to."""
+    monkeypatch.setattr(realtime, "MAX_ITEMS", 2)
+    session, own = make(), {"input": [{"type": "message", "role": "user", "content": "x"}]}
+    for _ in range(2):
+        answer(begin(session, **own))
+    drain(session)
+    error = refusal(session, "response.create", response=own)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "response.conversation")
+    answer(begin(session, conversation="none", **own))
+    drain(session)
+    assert (len(session.items), session.num_sources) == (2, 0)
+    assert send(session, "conversation.item.delete", item_id=session.items[0]["id"]) == []
+    begin(session, **own)
+
+
+def test_the_characters_of_answers_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(realtime, "MAX_CHARS", 5)
+    session = make()
+    answer(begin(session, input=[{"type": "message", "role": "user", "content": "x"}]), "Hello")
+    drain(session)
+    assert refusal(session, "response.create")["code"] == "context_length_exceeded"
+
+
 def test_draining_takes_nothing_new() -> None:
     session = make()
     say(session)
