@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +25,7 @@ from ..core.messages import Control as Command
 from ..core.messages import Finish, FinishReason, Message, Usage
 from ..core.policy import Executor
 from ..core.registry import Registry
+from ..core.router import Tap
 from .chosen import check, chosen
 from .config_file import load
 from .control import Control
@@ -74,9 +75,11 @@ class Engine:
         text: TextEdge | None = None,
         registry: Registry | None = None,
         progress: Callable[[str], None] = lambda _line: None,
+        taps: Sequence[Tap] = (),
     ) -> None:
         """``config`` None: the defaults with ``overrides`` (``key=value``).  ``gateways`` starts the configured ones
-        (their addresses are taken here); ``make_executor`` and ``text`` replace the configured executor and text edge.
+        (their addresses are taken here); ``make_executor`` and ``text`` replace the configured executor and text edge;
+        ``taps`` see every message besides the journal.
         """
         self.config = config or load(None, overrides).config
         self.registry, self._with_gateways = registry or Registry(), gateways
@@ -95,30 +98,41 @@ class Engine:
         self.control = Control(self.config, self._check_plugins)
         edges: list[Edge] = [self.text, self.control, *self.gateways]
 
-        self._executor: ExecutorThread | None = None
-
-        def executor(kernel: Kernel) -> ExecutorEdge:
-            limit_s = None  # somebody watches the first load, and it may convert weights
-            if self._executor is not None:
-                limit_s = max(self.config.executor.stall_s, RELOAD_FACTOR * self._executor.load_s)
-            self._executor = None
-            gc.collect()  # after a failure the old executor's gigabytes may hang in a cycle
-            name, options = self.config.executor.use, self.config.executor.options
-            made = make_executor() if make_executor else self.registry.make("executor", name, options, self.config)
-            self._executor = ExecutorThread(made, kernel.post_threadsafe, kernel.now, limit_s)
-            return self._executor
-
-        taps = [self.journal.record]
+        self._taps = [*taps]  # of every kernel
         self._recorder = TraceRecorder(Path(settings.trace).expanduser()) if settings.trace else None
         if self._recorder is not None:
-            taps.append(self._recorder.record)
+            self._taps.append(self._recorder.record)
         if self.registry.manager.hook.observe.get_hookimpls():
-            taps.append(self._observe)
+            self._taps.append(self._observe)
         self._watchdog = Watchdog(POLICY_LIMIT_S)
-        self.kernel = Kernel(
-            self.config, self.registry, MonotonicClock(), executor, edges, taps, progress, self._watchdog
-        )
+        self.kernel = self._new_kernel(self.config, self.journal, make_executor, edges, progress)
         self._stack = contextlib.AsyncExitStack()
+
+    def _new_kernel(
+        self,
+        config: Config,
+        journal: Journal,
+        make_executor: Callable[[], Executor] | None,
+        edges: Sequence[Edge],
+        progress: Callable[[str], None],
+    ) -> Kernel:
+        """A kernel that is seen by all taps, and builds its executor again after a failure."""
+        last: ExecutorThread | None = None
+
+        def executor(kernel: Kernel) -> ExecutorEdge:
+            nonlocal last
+            limit_s = None  # somebody watches the first load, and it may convert weights
+            if last is not None:
+                limit_s = max(config.executor.stall_s, RELOAD_FACTOR * last.load_s)
+            last = None
+            gc.collect()  # after a failure the old executor's gigabytes may hang in a cycle
+            name, options = config.executor.use, config.executor.options
+            made = make_executor() if make_executor else self.registry.make("executor", name, options, config)
+            last = ExecutorThread(made, kernel.post_threadsafe, kernel.now, limit_s)
+            return last
+
+        taps = [journal.record, *self._taps]
+        return Kernel(config, self.registry, MonotonicClock(), executor, edges, taps, progress, self._watchdog)
 
     def _new_operator(self) -> ControlSession:
         return ControlSession(self.control, self.journal, self.reread)

@@ -6,8 +6,10 @@ They follow the XDG base directories; a relative value there is ignored, as that
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
+from ..core.errors import ConfigError
 from .settings import JournalConfig
 
 _NAME = "mainspring"
@@ -28,6 +30,16 @@ def journal_folder(config: JournalConfig) -> Path | None:
     if config.path == "auto":
         return state_folder() / "journal"
     return Path(config.path).expanduser() if config.path else None
+
+
+def make_writable(folder: Path, option: str) -> None:
+    """Make ``folder`` and try to write there, before anything runs.  Raises ConfigError that names the ``option``."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{option} {folder}: cannot be written: {error.strerror or error}") from error
 
 
 def _base(variable: str, default: str) -> Path:

@@ -42,6 +42,8 @@ class CalibrateCommand:
         policies = [name for name in args.policies.split(",") if name]
         for name in policies:
             registry.resolve("scheduler", name)  # what is wrong here should not wait for the measurement
+        if args.out is not None:
+            _check_file(args.out)
         made = calibrate(config, registry, args.repeats, policies, _tell, None, args.processor_time)
         if args.out is not None:
             try:
@@ -61,6 +63,17 @@ class CalibrateCommand:
                 ],
             )
         return OK
+
+
+def _check_file(path: Path) -> None:
+    """Raises ConfigError if ``path`` cannot be written; leaves it as it is."""
+    new = not path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"--out {path}: cannot be written: {error.strerror or error}") from error
+    if new:
+        path.unlink()
 
 
 def _tell(line: str) -> None:

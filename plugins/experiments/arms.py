@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...core.config import build
-from ...core.errors import ConfigError, MainspringError, nearest
+from ...core.errors import ClientError, ConfigError, MainspringError, nearest
 from ...core.messages import SamplingParams
+from ...core.policy import Sampler, SamplerContext
 from ...core.registry import Registry
 from ..chosen import check, chosen
 from ..settings import Config
@@ -59,6 +60,7 @@ def _arm(experiment: Experiment, name: str, scenario: Scenario | None, under: Co
         allocator = msgspec.structs.replace(config.allocator, num_blocks=blocks)
         config = msgspec.structs.replace(config, allocator=allocator)
     _check_plugins(config, where, registry, {"gateway", "executor", "sampler"} if simulated else {"gateway"})
+    _check_sampling(sampling, config, where, registry)
     return Arm(name, config, sampling)
 
 
@@ -91,6 +93,18 @@ def _sampling(fields: Any, where: str) -> dict[str, Any]:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}.{REQUEST}: {error}") from error
     return fields
+
+
+def _check_sampling(fields: dict[str, Any], config: Config, where: str, registry: Registry) -> None:
+    """Ask the arm's sampler now: else it would refuse every request."""
+    if not fields:
+        return
+    context = SamplerContext(vocab_size=1)  # none of these fields is about the vocabulary
+    sampler: Sampler = registry.make("sampler", config.sampler.use, config.sampler.options, context, where=where)
+    try:
+        sampler.validate(SamplingParams(**fields))
+    except ClientError as error:
+        raise ConfigError(f"{where}.{REQUEST}: {error.message}") from error
 
 
 def _check_plugins(config: Config, where: str, registry: Registry, unused: Collection[str]) -> None:

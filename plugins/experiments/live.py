@@ -20,6 +20,7 @@ from ...core.kernel import Kernel
 from ...core.messages import StepLaunch, StepResult
 from ...core.policy import Executor, ExecutorInfo, SampleOutput
 from ...core.registry import Registry
+from ..executors.memory import num_host_blocks
 from ..executors.thread import ExecutorThread
 from ..settings import Config
 from ..simulation.records import Run
@@ -77,6 +78,7 @@ class LiveClock:
         self._make = make_executor or self._configured
         self._kept: dict[bytes, KeptExecutor] = {}
         self.description = {"clock": "live: the real executor, on this machine's clock"}
+        self.content = b""
         self._loads: list[float] = []
 
     def play(self, arm: Arm, made: Scenario, seed: int, role: str) -> Played:
@@ -123,7 +125,7 @@ class LiveClock:
 
     def _executor(self, config: Config) -> KeptExecutor:
         limits = config.scheduler.token_budget, config.scheduler.max_running
-        pool = config.allocator.block_size, config.allocator.num_blocks
+        pool = config.allocator.block_size, config.allocator.num_blocks, num_host_blocks(config)
         key = msgspec.json.encode([config.executor, config.model, pool, limits])
         if key not in self._kept:
             while len(self._kept) >= MOST_KEPT:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ..machine import machine
-from . import spec
+from . import spec, workload
 from .html import page
 from .markdown import markdown
 from .played import analyse, runs_of
@@ -28,7 +28,7 @@ def run(path: Path, out: Path, *, resume: bool = False, progress: Callable[[str]
     experiment = spec.read(path)
     clock = _clock(experiment)
     try:
-        store = Store(out, experiment, resume, msgspec.json.encode(clock.description))
+        store = Store(out, experiment, resume, basis(experiment, clock))
         runner = Runner(experiment, store, clock, progress)
         try:
             runner.run()
@@ -39,6 +39,11 @@ def run(path: Path, out: Path, *, resume: bool = False, progress: Callable[[str]
         return _write(runner, store)
     finally:
         clock.close()
+
+
+def basis(experiment: Experiment, clock: Clock) -> bytes:
+    """What results depend on besides the experiment file: the clock with its coefficients, and the trace."""
+    return msgspec.json.encode([clock.description, clock.content, workload.trace_digest(experiment)])
 
 
 def _write(runner: Runner, store: Store) -> Report:

@@ -30,6 +30,7 @@ class Clock(Protocol):
 
     clock: str
     description: dict[str, str]
+    content: bytes  # further content that its runs depend on, such as that of a file of coefficients
 
     def play(self, arm: Arm, made: Scenario, seed: int, role: str) -> Played: ...
 

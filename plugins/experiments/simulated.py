@@ -7,6 +7,8 @@ import math
 import time
 from typing import NamedTuple
 
+import msgspec
+
 from ...core.registry import PluginInfo, Registry
 from ..simulation.play import play
 from ..simulation.records import Run
@@ -48,6 +50,7 @@ class SimulatedClock:
         name = self._spec.step_time
         beside = experiment.path.parent / name
         self.machine: StepTimeFile = files.load(beside if name.endswith(".toml") and beside.exists() else name)
+        self.content = msgspec.json.encode(self.machine)
         self.description = {
             "clock": "sim: virtual time, step times from fitted coefficients",
             "step_time": name,

@@ -15,6 +15,7 @@ import msgspec
 
 from ... import __version__
 from ...core.errors import ConfigError
+from ..folders import make_writable
 from .measure import Summary
 from .spec import Experiment
 
@@ -50,7 +51,7 @@ class Store:
                 f"--out {folder}: its results are of another experiment file, step-time file or version "
                 f"({state.version}); take another folder"
             )
-        self._runs.mkdir(parents=True, exist_ok=True)
+        make_writable(self._runs, "--out")
         self.state = state
         self.write("experiment.toml", source)
         self._write_state()

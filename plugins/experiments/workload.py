@@ -11,6 +11,7 @@ import msgspec
 from ...core.errors import ConfigError
 from ..traces.canonical import TraceRow
 from ..traces.formats import read
+from ..traces.source import read_bytes
 from ..workloads.scenario import Scenario, from_trace, scale_arrivals, scenario
 from .prompts import encoded
 from .spec import Experiment
@@ -52,8 +53,8 @@ def num_roots(made: Scenario) -> int:
 def _windows(experiment: Experiment) -> Source:
     """Pair i plays the i-th window, so that pairs share no request; the A/A control plays windows behind those."""
     spec, work = experiment.spec, experiment.spec.workload
-    path = Path(work.trace)
-    trace = read(work.format, path if path.is_absolute() else experiment.path.parent / path, **work.options)
+    path = _trace_path(experiment)
+    trace = read(work.format, path, **work.options)
     size, seeds = work.window_requests, spec.seed_list
     if any(row.parents for row in trace.rows):
         raise experiment.error("workload.trace: requests that wait for others cannot be cut into windows")
@@ -73,6 +74,15 @@ def _windows(experiment: Experiment) -> Source:
         return from_trace(moved, work.kv_tokens, work.max_output, name=path.name, seed=seed)
 
     return window
+
+
+def _trace_path(experiment: Experiment) -> Path:
+    return experiment.path.parent / experiment.spec.workload.trace  # an absolute one stays as it is
+
+
+def trace_digest(experiment: Experiment) -> str:
+    """SHA-256 of the trace's bytes; empty without one.  Raises ConfigError for a file that cannot be read."""
+    return read_bytes(_trace_path(experiment))[1] if experiment.spec.workload.trace else ""
 
 
 def prompt_ids(experiment: Experiment) -> tuple[tuple[int, ...], ...]:

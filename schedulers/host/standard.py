@@ -177,6 +177,8 @@ class SchedulerHost:
             self.counters["refused"] += 1
             self._emit.append(m.refusal(message, m.Failure(error.code, error.message, error.param), now))
             return
+        if self.shadow:  # asked before the request is there, as the policy in force was
+            self.shadow.admit(request.view, SchedulerView(self, now))
         if message.parent is not None and (fork := getattr(self.allocator, "fork", None)):
             fork(message.parent, message.rid)
         self._seq += 1
@@ -184,8 +186,6 @@ class SchedulerHost:
         if message.deadline is not None:
             self._deadlines.add(message.deadline, message.rid)
         self._emit.append(m.EmitRow(message.rid))
-        if self.shadow:
-            self.shadow.admit(request.view, SchedulerView(self, now))
         self._event("arrived", request, 0, now)
 
     def _refuse(self, rid: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.experiments.lab import write
 
+from mainspring.core.config import AllocatorConfig
 from mainspring.core.messages import StepLaunch
 from mainspring.core.policy import Executor
 from mainspring.plugins.experiments import spec, workload
@@ -151,4 +152,16 @@ def test_an_answer_that_the_model_ends_by_itself_is_complete(tmp_path: Path) -> 
     ended = [one for one in run.requests if one.reason == "stop"]
     assert ended and all(one.complete and one.output_tokens == 3 for one in ended)
     assert facts(run, made, experiment.spec).lost == 0
+    clock.close()
+
+
+def test_an_executor_with_other_host_memory_is_another(tmp_path: Path) -> None:
+    experiment = spec.read(write(tmp_path, head=HEAD, arms=ARMS, workload=WORK, load="[load]\nrate = [inf]\n"))
+    clock = LiveClock(experiment, fake)
+
+    def config(**options: Any) -> Config:
+        return Config(allocator=AllocatorConfig(use="paged", num_blocks=64, options=options))
+
+    assert clock._executor(config()) is clock._executor(config())
+    assert clock._executor(config()) is not clock._executor(config(host_blocks=8))
     clock.close()

@@ -21,7 +21,7 @@ from mainspring.plugins.experiments import spec
 from mainspring.plugins.experiments.measure import Facts, Summary
 from mainspring.plugins.experiments.played import analyse
 from mainspring.plugins.experiments.report import Report
-from mainspring.plugins.experiments.run import run
+from mainspring.plugins.experiments.run import basis, run
 from mainspring.plugins.experiments.runner import Runner
 from mainspring.plugins.experiments.simulated import SimulatedClock
 from mainspring.plugins.experiments.store import Store
@@ -51,7 +51,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
 def test_both_arms_of_a_pair_see_the_same_arrivals_and_do_the_same_work(played: tuple[Path, Report]) -> None:
     folder, report = played
     experiment = spec.read(folder / "experiment.toml")
-    store = Store(folder / "out", experiment, True, msgspec.json.encode(SimulatedClock(experiment).description))
+    store = Store(folder / "out", experiment, True, basis(experiment, SimulatedClock(experiment)))
     for seed in experiment.spec.seed_list:
         one, two = (store.get("rho 0.95", "pair", seed, arm) for arm in ("fcfs", "prefix"))
         assert one is not None and two is not None
@@ -169,6 +169,34 @@ def test_a_folder_of_another_experiment_is_refused(tmp_path: Path) -> None:
         Store(tmp_path / "other", spec.read(path), resume=True)
 
 
+def test_results_of_other_coefficients_or_another_trace_are_not_mixed(tmp_path: Path) -> None:
+    """The names stay; what the files say changes."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n", encoding="utf-8")
+    work = '[workload]\ntrace = "trace.csv"\nformat = "azure"\nkv_tokens = 4096\nmax_output = 64\nwindow_requests = 1\n'
+    path, out = write(tmp_path, workload=work), tmp_path / "out"
+
+    def store(resume: bool) -> Store:
+        experiment = spec.read(path)
+        return Store(out, experiment, resume, basis(experiment, SimulatedClock(experiment)))
+
+    store(resume=False)
+    store(resume=True)
+    for file, more in ((tmp_path / "steps.toml", "c0 = 0.0125"), (trace, "GeneratedTokens")):
+        before = file.read_text(encoding="utf-8")
+        file.write_text(before.replace(more, more + ("1" if "c0" in more else "\n")), encoding="utf-8")
+        with pytest.raises(ConfigError, match="another experiment file, step-time file"):
+            store(resume=True)
+        file.write_text(before, encoding="utf-8")
+        store(resume=True)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "not" / "there")
+    with pytest.raises(ConfigError, match=r"--out .*: cannot be written"):
+        Store(tmp_path / "out", spec.read(write(tmp_path)), resume=False)
+
+
 def test_a_half_written_result_does_not_count(tmp_path: Path) -> None:
     path, out = write(tmp_path), tmp_path / "out"
     Store(out, spec.read(path), resume=False)
@@ -240,7 +268,7 @@ def tampered(folder: Path, tmp_path: Path, arm: str, changes: dict[str, Any]) ->
     path = tmp_path / "ab" / "experiment.toml"
     experiment = spec.read(path)
     clock = SimulatedClock(experiment)
-    store = Store(tmp_path / "ab" / "out", experiment, True, msgspec.json.encode(clock.description))
+    store = Store(tmp_path / "ab" / "out", experiment, True, basis(experiment, clock))
     summary = store.get("rho 0.95", "pair", 0, arm)
     assert isinstance(summary, Summary)
     store.put(msgspec.structs.replace(summary, facts=msgspec.structs.replace(summary.facts, **changes)))

@@ -16,7 +16,7 @@ from tests.experiments.lab import record
 
 from mainspring.core.config import SamplerConfig
 from mainspring.core.errors import ConfigError
-from mainspring.core.messages import Message, Submit
+from mainspring.core.messages import Down, Message, Submit
 from mainspring.core.policy import Executor
 from mainspring.plugins.engine import Engine
 from mainspring.plugins.experiments.report import Report
@@ -69,6 +69,14 @@ async def ask(engine: Engine, number: int, prompt: int = 8, output: int = 4, ten
     return ids, result
 
 
+async def fail(engine: Engine) -> None:
+    """The executor fails and is built again."""
+    before = engine.kernel.actors
+    engine.kernel.post(Down("executor", "on purpose"))
+    while engine.kernel.actors in (None, before):
+        await asyncio.sleep(0.01)
+
+
 # --- shadow ----------------------------------------------------------------------------------------------------------
 
 
@@ -109,6 +117,46 @@ def test_what_a_shadow_cannot_do_is_refused(arms: str, words: str, tmp_path: Pat
     with pytest.raises(ConfigError, match=r"served\.toml") as refused:
         begin(tmp_path, 'mode = "shadow"', arms)
     assert words in str(refused.value)
+
+
+def test_what_a_shadow_was_asked_outlives_a_rebuild(tmp_path: Path) -> None:
+    served = begin(tmp_path, 'mode = "shadow"')
+    assert served.shadow is not None
+
+    async def traffic() -> int:
+        async with served.engine as engine:
+            await asyncio.gather(*(ask(engine, number, 8 + number) for number in range(4)))
+            asked = int(engine.kernel.stats()["shadow_steps"])
+            await fail(engine)
+            await asyncio.gather(*(ask(engine, number, 8 + number) for number in range(4)))
+            return asked + int(engine.kernel.stats()["shadow_steps"])
+
+    asked = asyncio.run(traffic())
+    summary = served.shadow.summary()
+    assert summary["steps"] >= asked > 10
+
+
+def test_a_start_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
+    class Broken(FakeExecutor):
+        def load(self, progress: Any) -> Any:
+            raise RuntimeError("no weights")
+
+    def start_it(folder: Path) -> Served:
+        path = write(folder, 'mode = "shadow"')
+        return start(path, config(), folder / "out", gateways=False, make_executor=lambda _: Broken())
+
+    async def serving(served: Served) -> None:
+        async with served.engine:
+            raise AssertionError("it cannot serve")
+
+    served = start_it(tmp_path)
+    with pytest.raises(RuntimeError, match="no weights"):
+        asyncio.run(serving(served))
+    assert served.shadow is not None and served.shadow._file is None
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "out").symlink_to(tmp_path / "not" / "there")
+    with pytest.raises(ConfigError, match=r"--experiment-out .*: cannot be written"):
+        start_it(tmp_path / "two")
 
 
 # --- switchback ------------------------------------------------------------------------------------------------------
@@ -162,6 +210,28 @@ def test_switchback_keeps_only_what_lies_in_one_window(tmp_path: Path) -> None:
     assert edge.book.pairs == []
     edge.book.close(0)
     assert edge.book.pairs == [0] and edge.book.num_kept == 4
+
+
+def test_after_a_rebuild_no_arm_is_in_force_until_the_next_turn(tmp_path: Path) -> None:
+    """What came before the failure and failed with it still counts for its arm."""
+    served = begin(tmp_path, 'mode = "switchback"\nwindow_s = 60')
+
+    async def traffic() -> tuple[Any, Any]:
+        async with served.engine as engine:
+            edge = next(one for one in engine.kernel.edges if isinstance(one, Switchback))
+            while edge._now is None:
+                await asyncio.sleep(0.01)
+            flying = asyncio.create_task(ask(engine, 0, output=2000))
+            while not edge._where:
+                await asyncio.sleep(0.01)
+            await fail(engine)
+            (_, failed), (_, after) = await flying, await ask(engine, 1)
+            return failed, after
+
+    failed, after = asyncio.run(traffic())
+    assert failed.error is not None and after.error is None
+    assert served.book is not None and served.book.num_kept == 1
+    assert [one.reason for some in served.book._records.values() for one in some] == ["error"]
 
 
 def test_what_cannot_change_while_running_is_refused(tmp_path: Path) -> None:
@@ -285,3 +355,29 @@ def test_both_replicas_take_what_was_being_encoded_when_the_drain_began(tmp_path
         model.gate.set()
     assert [(result.error, len(result.token_ids)) for result in results] == [(None, 3)] * 12
     assert arms.keys() == {"fcfs", "other"}
+
+
+def test_both_replicas_are_recorded_and_rebuilt_within_a_limit(tmp_path: Path) -> None:
+    """``journal.trace`` has the requests of both arms; a reload of the second kernel may not hang for good either."""
+    traced = msgspec.structs.replace(config(), journal=JournalConfig(path="", trace=str(tmp_path / "trace")))
+    made = lambda settings: FakeExecutor(256, settings.allocator.block_size, 49_152)  # noqa: E731
+    path = write(tmp_path, 'mode = "replicas"\nwindow_s = 5')
+    served = start(path, traced, tmp_path / "out", gateways=False, make_executor=made)
+    split = served.engine
+    assert isinstance(split, SplitEngine)
+
+    async def traffic() -> tuple[float, Any]:
+        async with split as engine:
+            await asyncio.gather(*(ask(engine, number) for number in range(24)))
+            served_by_second = split.second.stats()["finished_length"]
+            before = split.second.actors
+            split.second.post(Down("executor", "on purpose"))
+            while split.second.actors in (None, before):
+                await asyncio.sleep(0.01)
+            return served_by_second, split.second._executor
+
+    by_second, executor = asyncio.run(traffic())
+    assert 0 < by_second < 24
+    (file,) = (tmp_path / "trace").iterdir()
+    assert len(file.read_text().splitlines()) == 1 + 24
+    assert executor.load_limit_s == traced.executor.stall_s

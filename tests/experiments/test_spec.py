@@ -34,6 +34,10 @@ BAD = {
         {"arms": ARMS + "[arms.prefix.request]\ntemprature = 1\n", "head": LIVE},
         "request.temprature = 1; did you mean 'temperature'?",
     ),
+    "a value of requests that the sampler refuses": (
+        {"arms": ARMS + "[arms.prefix.request]\ntemperature = -1\n", "head": LIVE},
+        "arms.prefix.request: temperature = -1",
+    ),
     "a sampler without a model": (
         {"arms": ARMS + "[arms.prefix.sampler]\nuse = 'standard'\n"},
         'arms.prefix.sampler: changes nothing in virtual time, which has no model; set clock = "live"',

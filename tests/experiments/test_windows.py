@@ -8,7 +8,9 @@ from random import Random
 import msgspec
 from tests.experiments.lab import record
 
-from mainspring.plugins.experiments.served.windows import Book
+from mainspring.plugins.experiments.html import page
+from mainspring.plugins.experiments.measure import Summary
+from mainspring.plugins.experiments.served.windows import LEVEL, Book
 from mainspring.plugins.experiments.spec import ExperimentSpec, LiveSpec
 
 
@@ -69,3 +71,43 @@ def test_a_summary_is_made_once_and_its_records_are_given_back(tmp_path: Path) -
     first, second = book.runs(), book.runs()
     assert all(one is two for arm in "ab" for one, two in zip(first[arm], second[arm], strict=True))
     assert not book._records
+
+
+def test_a_closed_window_that_is_no_pair_is_forgotten() -> None:
+    book = Book(spec())
+    book.keep(0, "a", record("x"))
+    book.close(0)
+    assert book.pairs == [] and not book._records
+
+
+def test_every_arm_has_the_same_windows_while_others_close() -> None:
+    """The event loop closes a window after each summary that is made."""
+
+    class Busy(Book):
+        def _summary(self, window: int, arm: str) -> Summary:
+            made = super()._summary(window, arm)
+            number = len(self.pairs)
+            for name in "ab":
+                for at in range(3):
+                    self.keep(number, name, record(f"{name}{at}", float(at)))
+            self.close(number)
+            return made
+
+    book = Busy(spec())
+    for window in range(3):
+        for arm in "ab":
+            for at in range(3):
+                book.keep(window, arm, record(f"{arm}{at}", float(at)))
+        book.close(window)
+    runs = book.runs()
+    assert [len(some) for some in runs.values()] == [3, 3] and len(book.pairs) == 9
+
+
+def test_a_page_on_live_traffic_says_nothing_of_equal_arrivals() -> None:
+    """Requests of two windows have nothing to do with each other, and came when their clients liked."""
+    report, runs = filled(1.5).report({}, "w")
+    told = page(report, {LEVEL: runs}, limits=False, played=False)
+    wrong = ("all at once", "the same arrivals", "of the first pair were started", "requests per run", "seeds differ")
+    assert [words for words in wrong if words in told] == []
+    assert "8 pairs of windows" in told and "requests kept" in told
+    assert all(words in page(report, {LEVEL: runs}, limits=False) for words in ("all at once", "the same arrivals"))

@@ -121,3 +121,25 @@ def test_a_swap_brings_a_shadow_in_and_takes_it_out() -> None:
     steps = [facts["step"] for facts in divergences(log)]
     assert steps and min(steps) > 15 and max(steps) < 45
     assert len([one for one in log if isinstance(one, Note) and one.point == "scheduler.swapped"]) == 2
+
+
+def test_a_shadow_is_asked_for_admission_in_the_state_that_the_real_policy_saw() -> None:
+    seen: dict[str, list[int]] = {"real": [], "shadow": []}
+
+    def policy(name: str) -> type[SchedulerPolicy]:
+        def admit(self: Any, request: Any, view: Any) -> None:
+            seen[name].append(len(view.waiting))
+
+        return type(name, (SchedulerPolicy,), {"admit": admit})
+
+    config = Config(
+        scheduler=SchedulerConfig(token_budget=24, max_running=1, shadow=ShadowConfig(use="fcfs")),
+        allocator=AllocatorConfig(block_size=4),
+    )
+    sim = Simulator(config, FakeExecutor(num_blocks=48, block_size=4), lambda launch: 1.0)
+    host: Any = sim.actors.host
+    for name, guard in (("real", host.planner.guard), ("shadow", host.shadow.planner.guard)):
+        guard._use(policy(name)(None, guard.policy.context), name)
+    sim.at(0.0, *(submit(f"r{number}", 5, 2) for number in range(3)))
+    sim.run()
+    assert len(seen["real"]) == 3 and seen["shadow"] == seen["real"]

@@ -18,21 +18,22 @@ _HERE = Path(__file__).parent
 MOST_MOVES = 8
 
 
-def page(report: Report, runs: Mapping[str, charts.Runs], limits: bool) -> str:
-    """``report.html``.  ``runs`` by load level and arm, the baseline first; ``limits``: requests have some to keep."""
+def page(report: Report, runs: Mapping[str, charts.Runs], limits: bool, played: bool = True) -> str:
+    """``report.html``.  ``runs`` by load level and arm, the baseline first; ``limits``: requests have some to keep;
+    ``played``: the arms of a pair had the same requests, and not each its share of a server's."""
     arms = [report.baseline, *(name for name in report.arms if name != report.baseline)]
     body = [
         f"<h1>{escape(report.name)}</h1>",
         f'<p class="soft">{escape(report.question)}</p>' if report.question else "",
         _cards(report),
         "" if report.complete else '<p class="warn">Not all pairs have been played yet.</p>',
-        _facts(report),
+        _facts(report, played),
         *_across(report, arms, limits),
         "<h2>By load level</h2>",
         _legend(arms),
         "<nav></nav>",
-        *(_level(report, level, runs[level.label], arms) for level in report.levels),
-        _definitions(report),
+        *(_level(report, level, runs[level.label], arms, played) for level in report.levels),
+        _definitions(report, played),
     ]
     style, script = ((_HERE / name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
     return (
@@ -64,14 +65,14 @@ def _card(report: Report, level: LevelResult, arm: ArmResult) -> str:
     )
 
 
-def _facts(report: Report) -> str:
+def _facts(report: Report, played: bool) -> str:
     work = report.workload
     facts: dict[str, object] = {
         **report.machine,
         "workload": f"{work['name']} {work['size']}: {work['title']}",
-        "requests per run": work["requests"],
+        "requests per run" if played else "requests kept": work["requests"],
         "KV memory": f"{work['kv_tokens']} tokens in blocks of {work['block_size']}",
-        "intervals": f"{report.confidence:.1%}, over pairs of runs",
+        "intervals": f"{report.confidence:.1%}, over pairs of {'runs' if played else 'windows'}",
     }
     if report.capacity:
         facts["capacity of the baseline"] = f"{number(report.capacity)} requests per second"
@@ -105,11 +106,12 @@ def _legend(arms: Sequence[str]) -> str:
     return f'<div class="legend">{items}</div>'
 
 
-def _level(report: Report, level: LevelResult, runs: charts.Runs, arms: Sequence[str]) -> str:
+def _level(report: Report, level: LevelResult, runs: charts.Runs, arms: Sequence[str], played: bool) -> str:
     rate = f"{number(level.rate)} arrivals per second" if level.rate else "all at once"
+    head = f"{rate} · {level.measured} requests measured per run" if played else f"{level.pairs} pairs of windows"
     notes = [*level.cautions, *dict.fromkeys(check for arm in level.arms for check in arm.checks)]
     parts = [
-        f"<h3>{escape(level.label)} · {rate} · {level.measured} requests measured per run</h3>",
+        f"<h3>{escape(level.label)} · {escape(head)}</h3>",
         *(f'<p class="warn">{escape(note)}</p>' for note in notes),
         *(charts.forest(arm) for arm in level.arms),
         _grid("Distributions", charts.latencies(runs)),
@@ -122,7 +124,7 @@ def _level(report: Report, level: LevelResult, runs: charts.Runs, arms: Sequence
                 charts.per_run("Primary metric, run by run", report.primary, runs),
             ],
         ),
-        *(_moves(arm, runs[report.baseline], runs[arm]) for arm in arms[1:]),
+        *(_moves(arm, runs[report.baseline], runs[arm]) for arm in arms[1:] if played),
         *(_numbers(report, arm) for arm in level.arms),
     ]
     return f'<section class="level" data-label="{escape(level.label)}">{"".join(parts)}</section>'
@@ -182,13 +184,26 @@ def _numbers(report: Report, arm: ArmResult) -> str:
     )
 
 
-def _definitions(report: Report) -> str:
+#: What a pair is, what gives the floor, and from when latencies count: of what was played, and of a server's traffic.
+_PLAYED = (
+    "Both arms of a pair see the same arrivals, lengths and contents. A run is one number per metric",
+    "two groups of runs of the baseline show when only their seeds differ",
+    "scheduled arrival",
+)
+_SERVED = (
+    "The arms of a pair have served other requests of the same traffic. A window is one number per metric",
+    "windows of the baseline next to each other show",
+    "arrival",
+)
+
+
+def _definitions(report: Report, played: bool) -> str:
+    pair, floor_from, arrival = _PLAYED if played else _SERVED
     return (
-        "<h2>How to read this</h2><p>Both arms of a pair see the same arrivals, lengths and contents. A run is one "
-        "number per metric; change, interval and p come from the pairs, never from single requests. The A/A floor is "
-        "the half-width of the interval that two groups of runs of the baseline show when only their seeds differ. A "
+        f"<h2>How to read this</h2><p>{pair}; change, interval and p come from the pairs, never from single requests. "
+        f"The A/A floor is the half-width of the interval that {floor_from}. A "
         "verdict needs an interval that leaves out 0 and an effect above the floor; it is refused when a check fails. "
         f"p values of all metrics but {escape(report.primary)} are corrected (Holm). Latencies count from the "
-        "scheduled arrival; TPOT is (end - first token) / (tokens - 1).</p>"
+        f"{arrival}; TPOT is (end - first token) / (tokens - 1).</p>"
         f'<p class="soft">mainspring {escape(report.version)}</p>'
     )

@@ -15,16 +15,13 @@ from typing import Any, Self
 
 import anyio
 import msgspec
-import structlog
 
-from ....core.clock import MonotonicClock
 from ....core.config import Config as CoreConfig
-from ....core.edge import Edge, ExecutorEdge, KernelPort
+from ....core.edge import Edge, KernelPort
 from ....core.kernel import Kernel
 from ....core.messages import Cancel, Control, Down, Emit, Message, Note, Pause, Resume, Stop, Submit, Swap
 from ....core.policy import Executor, ExecutorInfo
 from ...engine import Engine
-from ...executors.thread import ExecutorThread
 from ...folders import journal_folder
 from ...journal import Journal
 from ...settings import Config
@@ -34,8 +31,6 @@ from ..arms import Arm
 from ..spec import Experiment
 from .traffic_log import TrafficLog
 from .windows import Book
-
-log = structlog.get_logger("mainspring.experiment")
 
 
 def bucket(experiment: str, key: str, num_arms: int) -> int:
@@ -205,15 +200,6 @@ class SplitEngine(Engine):
             settings.size, folder / "replica" if folder else None, settings.max_bytes, settings.prompts
         )
 
-        def executor(kernel: Kernel) -> ExecutorEdge:
-            table = second.executor
-            made = (
-                make_executor(second)
-                if make_executor
-                else self.registry.make("executor", table.use, table.options, second)
-            )
-            return ExecutorThread(made, kernel.post_threadsafe, kernel.now)
-
         self._window_s, self._zero = spec.live.window_s, 0.0
         self.book = Book(spec)
         self.changed: Callable[[], None] = lambda: None
@@ -221,16 +207,8 @@ class SplitEngine(Engine):
         self._open: dict[str, int] = {}  # rid -> window it came in
         self._left: Counter[int] = Counter()  # requests of a window that have not ended
         self._num_closed = 0
-        self.second = Kernel(
-            second,
-            self.registry,
-            MonotonicClock(),
-            executor,
-            [],
-            [self.second_journal.record],
-            progress,
-            self._watchdog,
-        )
+        make_second = (lambda: make_executor(second)) if make_executor else None
+        self.second = self._new_kernel(second, self.second_journal, make_second, [], progress)
         port = SplitPort([self.kernel, self.second], names, spec.name or experiment.path.stem, spec.live.key)
         self.second.edges = [Forward(self.text, port), logs[1]]
         self.kernel.edges = [*(Behind(edge, port) for edge in self.kernel.edges), logs[0], _Windows(self)]

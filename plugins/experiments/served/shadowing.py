@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import anyio
 import msgspec
-import structlog
 
 from ....core.edge import KernelPort
-from ....core.errors import ConfigError
-from ....core.messages import Message, Note
+from ....core.messages import Down, Message, Note
 from ...settings import Config, SchedulerConfig, ShadowConfig
 from ..arms import Arm
 from ..spec import Experiment
 
-log = structlog.get_logger("mainspring.experiment")
 POLICY_KEYS = frozenset({"use", "options", "wrap", "seed"})
 #: Kinds of difference, as the host's notes name them.
 KINDS = ("only_real", "only_shadow", "tokens", "preempt_real", "preempt_shadow")
@@ -54,18 +51,21 @@ class ShadowLog:
     consumes: tuple[type[Message], ...] = (Note,)
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._file = (folder / "divergences.jsonl").open("ab")
-        except OSError as error:
-            raise ConfigError(f"--experiment-out {folder}: {error.strerror or error}") from error
+        """Must be the first edge: its file is open while any other runs."""
+        self._path = folder / "divergences.jsonl"
+        self._file: BinaryIO | None = None
         self._kinds: Counter[str] = Counter()
         self._port: KernelPort | None = None
         self.num_diverged = 0
-        self._stats: dict[str, float] = {}
+        self._before: Counter[str] = Counter()  # of engines that have ended
+
+    def see(self, message: Message, now: float) -> None:
+        """The tap: what the host has counted is gone once the engine has been told that it failed."""
+        if isinstance(message, Down):
+            self._keep()
 
     def deliver(self, message: Message) -> None:
-        assert isinstance(message, Note)
+        assert isinstance(message, Note) and self._file is not None
         if message.point != "scheduler.shadow":
             return
         self.num_diverged += 1
@@ -75,26 +75,35 @@ class ShadowLog:
 
     def summary(self) -> dict[str, Any]:
         """Steps asked, steps in which the two differed, and by what."""
-        stats = (self._port.stats() if self._port else {}) or self._stats
-        asked = stats.get("shadow_steps", 0.0)
+        stats = self._before + Counter(self._counted())
+        asked = stats["shadow_steps"]
         return {
-            "steps": int(asked),
+            "steps": asked,
             "diverged": self.num_diverged,
             "share": round(self.num_diverged / asked, 4) if asked else 0.0,
-            "refusals": int(stats.get("shadow_refusals", 0)),
-            "faults": int(stats.get("shadow_faults", 0)),
+            "refusals": stats["shadow_refusals"],
+            "faults": stats["shadow_faults"],
             "by_kind": dict(self._kinds),
         }
 
+    def _counted(self) -> dict[str, int]:
+        stats = self._port.stats() if self._port else {}
+        return {key: int(value) for key, value in stats.items() if key.startswith("shadow_")}
+
+    def _keep(self) -> None:
+        self._before.update(self._counted())
+
     async def start(self, port: KernelPort) -> None:
-        self._port = port
+        self._port, self._file = port, self._path.open("ab")
 
     async def run(self, port: KernelPort) -> None:
         try:
             await anyio.sleep_forever()
         finally:
-            self._stats = port.stats()
-            self._file.close()
+            self._keep()
+            self._port = None
+            if self._file is not None:
+                self._file.close()
 
     async def flush(self) -> None:
         """The file is closed, and so written, when the edge stops."""

@@ -12,6 +12,7 @@ import structlog
 
 from ....core.policy import Executor
 from ...engine import Engine
+from ...folders import make_writable
 from ...machine import machine
 from ...settings import Config
 from ...text.edge import TextEdge
@@ -73,7 +74,7 @@ class Served:
         self.out.mkdir(parents=True, exist_ok=True)
         encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
         (self.out / "report.json").write_bytes(encoded)
-        (self.out / "report.html").write_text(page(report, {LEVEL: runs}, limits=False), encoding="utf-8")
+        (self.out / "report.html").write_text(page(report, {LEVEL: runs}, limits=False, played=False), encoding="utf-8")
         return report
 
 
@@ -92,6 +93,7 @@ def start(
     spec, arms = experiment.spec, arms_of.make(experiment, under=config)
     if any(arm.sampling for arm in arms.values()):
         raise experiment.error("arms: request: the requests of a server are its clients'")
+    make_writable(out, "--experiment-out")
     if spec.live.mode == "replicas":
         if len(arms) != 2:
             raise experiment.error(f"arms: replicas are two, this experiment has {len(arms)}")
@@ -104,11 +106,13 @@ def start(
     shadow = spec.live.mode == "shadow"
     base = shadowed(experiment, arms) if shadow else arms[spec.baseline].config
     make = (lambda: make_executor(base)) if make_executor else None
-    engine = Engine(base, gateways=gateways, make_executor=make, text=text, progress=progress)
+    shadow_log = ShadowLog(out) if shadow else None
+    taps = [shadow_log.see] if shadow_log else []
+    engine = Engine(base, gateways=gateways, make_executor=make, text=text, progress=progress, taps=taps)
     served = Served(experiment, engine, out)
-    if shadow:
-        served.shadow = ShadowLog(out)
-        engine.kernel.edges.append(served.shadow)
+    if shadow_log is not None:
+        served.shadow = shadow_log
+        engine.kernel.edges.insert(0, shadow_log)
         return served
     for name in spec.others:
         fixed = sorted(key for key in changed_keys(base, arms[name].config) if not key.startswith("scheduler."))

@@ -34,7 +34,7 @@ class Book:
         self._spec = spec
         self._records: dict[tuple[int, str], list[RequestRecord]] = {}
         self._summaries: dict[tuple[int, str], Summary] = {}  # of closed windows, made once
-        self._closed: list[int] = []
+        self.pairs: list[int] = []  # closed windows in which every arm has at least two requests
         self.spanning: Counter[str] = Counter()  # by arm at arrival: dropped, they ran under both
         self.cancelled: Counter[str] = Counter()  # by arm: their clients left
         self.num_kept = 0
@@ -47,23 +47,17 @@ class Book:
         self.num_kept += 1
 
     def close(self, window: int) -> None:
-        """Nothing more will come for this window."""
-        self._closed.append(window)
-
-    @property
-    def pairs(self) -> list[int]:
-        """Closed windows in which every arm has at least two requests."""
-        arms = self._spec.arms
-        return [
-            window
-            for window in self._closed
-            if all((window, arm) in self._summaries or len(self._records.get((window, arm), ())) > 1 for arm in arms)
-        ]
+        """Nothing more will come for this window.  One that is no pair is forgotten."""
+        if all(len(self._records.get((window, arm), ())) > 1 for arm in self._spec.arms):
+            self.pairs.append(window)
+        else:
+            for arm in self._spec.arms:
+                self._records.pop((window, arm), None)
 
     def runs(self) -> dict[str, list[Summary]]:
         """A summary per pair and arm, the baseline first."""
-        spec = self._spec
-        return {arm: [self._summary(window, arm) for window in self.pairs] for arm in (spec.baseline, *spec.others)}
+        spec, pairs = self._spec, tuple(self.pairs)  # once: the event loop goes on closing windows
+        return {arm: [self._summary(window, arm) for window in pairs] for arm in (spec.baseline, *spec.others)}
 
     def report(self, machine: Mapping[str, str], name: str) -> tuple[Report, dict[str, list[Summary]]]:
         """What the closed windows say, and the runs that its pictures are made of.  On any thread, one at a time."""
