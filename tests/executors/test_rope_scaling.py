@@ -161,7 +161,9 @@ def test_what_is_not_understood_is_refused_by_name_h03(tmp_path: Path, overrides
 @pytest.mark.parametrize("name", ["llama3", "linear", "dynamic", "yarn"])
 def test_a_whole_engine_answers_beyond_the_original_context_h03(tmp_path: Path, name: str, family: str) -> None:
     """32 greedy tokens in mixed batches, with chunked prefill, preemption and prefix hits."""
-    architecture = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"} if family == "qwen3" else {}
+    architecture: dict[str, Any] = {}
+    if family == "qwen3":
+        architecture = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     write(tmp_path, name, tie_word_embeddings=False, **architecture)
     made = engine_config(tmp_path, 48, "prefix")
     config = msgspec.structs.replace(made, model=msgspec.structs.replace(made.model, max_context=3 * ORIGINAL))
