@@ -165,18 +165,31 @@ class Trial(AbstractContextManager["Trial"]):
                 promise = CLAIMS[claim].promise.format(bound=bound)
                 raise LawBroken(f"claim:{claim}", tell(f"claim:{claim}", promise, breach, run))
 
+    def golden_trace(self) -> str:
+        """The decisions on one fixed traffic, as in a golden file: a line of JSON for each step."""
+        run = play(self.subject, self._golden_scenario, self._watchdog)
+        return "".join(json.dumps(decision) + "\n" for decision in run.decisions())
+
+    @cached_property
+    def _golden_scenario(self) -> Scenario:
+        return next(scenario for scenario in standard() if scenario.name == _GOLDEN)
+
     def _try_golden(self) -> None:
         """The decisions on one fixed traffic are those on file."""
         assert self._golden is not None
-        run = next(run for run in self.runs if run.scenario.name == _GOLDEN)
-        lines = [json.dumps(decision) for decision in run.decisions()]
+        self._skip_if_hung()
         if not self._golden.exists():
-            self._golden.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            self._golden.write_text(self.golden_trace(), encoding="utf-8")
             return
-        filed = [json.loads(line) for line in self._golden.read_text(encoding="utf-8").splitlines()]
-        if breach := difference(filed, _plain(run.decisions())):
+        filed = _lines(self._golden.read_text(encoding="utf-8"))
+        if breach := difference(filed, _lines(self.golden_trace())):
             promise = f"the decisions are those of {self._golden} (delete it to accept the new ones)"
+            run = play(self.subject, self._golden_scenario, self._watchdog)
             raise LawBroken("golden", tell("golden", promise, breach, run))
+
+
+def _lines(trace: str) -> list[Any]:
+    return [json.loads(line) for line in trace.splitlines()]
 
 
 def _plain(decisions: list[tuple[Any, ...]]) -> list[Any]:
