@@ -38,8 +38,14 @@ run: $(STAMP)  ## serve the default model (ARGS="--set server.port=9000" ...)
 test: check types clients  ## everything that must pass: style, types, import contracts, tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-soak: $(STAMP)  ## the long load tests
-	$(BIN)/python -m pytest -m soak $(ARGS)
+# One part after the other, so that a part can be run by itself: make soak SOAK=tests/allocators
+SOAK ?= tests/contract tests/schedulers tests/traces tests/allocators tests/engine tests/executors tests/native \
+	tests/gateways tests/experiments tests/kernels
+soak: $(STAMP)  ## the long load tests, hours in all; SOAK=tests/allocators for a part
+	@failed=; for part in $(SOAK); do \
+	  echo "== $$(date +%T) $(BIN)/python -m pytest -m soak $$part $(ARGS)"; \
+	  $(BIN)/python -m pytest -m soak $$part $(ARGS) || failed="$$failed $$part"; \
+	done; echo "== $$(date +%T)"; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 # Compilers only: no GPU is needed.  ARGS=--write after a change of a kernel, ARGS=--every for what the table leaves out.
 nvrtc: $(STAMP)  ## compile every CUDA kernel for every GPU, compare with the checked-in table

@@ -67,6 +67,8 @@ class ClientError(MainspringError):
 
 def nearest(word: str, valid: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'fcfs'? (valid: fair, fcfs)`` for an unknown ``word``."""
-    names = sorted(valid)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return (f"; did you mean {close[0]!r}?" if close else "") + f" (valid: {', '.join(names) or 'none'})"
+    names = {name.casefold(): name for name in sorted(valid)}
+    close = difflib.get_close_matches(word.casefold(), names, n=1, cutoff=0.5)
+    return (
+        f"; did you mean {names[close[0]]!r}?" if close else ""
+    ) + f" (valid: {', '.join(names.values()) or 'none'})"

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..core.config import check_options
+from ..core.errors import ConfigError
 from ..core.policy import AllocatorContext
 from ..core.registry import Registry, key_of
+from .choices import check_choices
 from .executors.memory import asked_bytes
 from .settings import Config
 
@@ -24,10 +26,13 @@ class Choice(NamedTuple):
 
 
 def chosen(config: Config) -> list[Choice]:
-    """Every selected plugin, in the order in which they are built."""
+    """Every selected plugin, in the order in which they are built.  Raises ConfigError where one is not named."""
     shadow = config.scheduler.shadow
-    wrap = [*config.scheduler.wrap, *(shadow.wrap if shadow.use else ())]
-    wrappers = [{"use": entry} if isinstance(entry, str) else dict(entry) for entry in wrap]
+    if not shadow.use and (shadow.wrap or shadow.options):
+        raise ConfigError("scheduler.shadow.use is missing: wrappers or options of a shadow, and no policy")
+    if len(set(config.gateways)) < len(config.gateways):
+        raise ConfigError(f"gateways = {list(config.gateways)}: a gateway is named twice")
+    wrappers = [_wrapper(entry) for entry in (*config.scheduler.wrap, *shadow.wrap)]
     return [
         Choice("executor", config.executor.use, config.executor.options),
         Choice("allocator", config.allocator.use, config.allocator.options),
@@ -35,9 +40,17 @@ def chosen(config: Config) -> list[Choice]:
         Choice("host", "standard", {}),  # the only one there is: no key of plugins.toml changes it
         Choice("scheduler", config.scheduler.use, config.scheduler.options),
         *([Choice("scheduler", shadow.use, shadow.options)] if shadow.use else []),
-        *(Choice("wrapper", str(entry.pop("use", "")), entry) for entry in wrappers),
+        *wrappers,
         *(Choice("gateway", name, {}) for name in config.gateways),
     ]
+
+
+def _wrapper(entry: str | Mapping[str, Any]) -> Choice:
+    if isinstance(entry, str):
+        return Choice("wrapper", entry, {})
+    if not isinstance(use := entry.get("use"), str):
+        raise ConfigError(f"scheduler.wrap: {dict(entry)} names no wrapper: its key 'use' is missing or no text")
+    return Choice("wrapper", use, {key: value for key, value in entry.items() if key != "use"})
 
 
 def check(choice: Choice, config: Config, registry: Registry, where: str) -> None:
@@ -46,7 +59,10 @@ def check(choice: Choice, config: Config, registry: Registry, where: str) -> Non
     What is wrong should be said now and not when gigabytes have been read: so an allocator is built once to try it.
     """
     info = registry.resolve(choice.slot, choice.use)
-    check_options(choice.options, info.options, key_of(choice.slot, "options"), where)
+    prefix = key_of(choice.slot, "options")
+    if info.options is not None:
+        check_choices(info.options, choice.options, f"{prefix}.", where)
+    check_options(choice.options, info.options, prefix, where)
     if choice.slot == "allocator":
         own = config.allocator
         num_blocks = min(own.num_blocks or _TRIED_BLOCKS, _TRIED_BLOCKS)

@@ -5,7 +5,6 @@ Layers, later wins: built-in defaults, the file, ``--set key=value``.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import tomllib
@@ -16,7 +15,8 @@ from typing import Any
 import msgspec
 
 from ..core.config import build
-from ..core.errors import ConfigError, nearest
+from ..core.errors import ConfigError
+from .choices import check_choices
 from .settings import Config
 
 
@@ -46,10 +46,10 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> LoadedConfi
     origin: dict[str, str] = {}
     if path is not None:
         try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+            tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before the first byte
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{path}: not valid TOML: {error}") from error
         origin = dict.fromkeys(flatten(tree), path.name)
         _check(tree, str(path))
@@ -61,24 +61,8 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> LoadedConfi
 
 
 def _check(tree: Mapping[str, Any], where: str) -> Config:
-    """The checked configuration.  A value that is none of the few a key may have is answered with these."""
-    for key, value in flatten(tree).items():
-        valid = _choices(key)
-        if valid and isinstance(value, type(valid[0])) and value not in valid:
-            hint = nearest(str(value), [str(choice) for choice in valid])
-            raise ConfigError(f"{where}: {key} = {value!r} is not supported{hint}")
+    check_choices(Config, tree, "", where)
     return build(Config, tree, where)
-
-
-_tables = functools.cache(msgspec.inspect.type_info)
-
-
-def _choices(key: str) -> tuple[Any, ...]:
-    """The values that a dotted key may have, if they are few and stated."""
-    kind: Any = _tables(Config)
-    for name in key.split("."):
-        kind = next((field.type for field in getattr(kind, "fields", ()) if field.name == name), None)
-    return kind.values if isinstance(kind, msgspec.inspect.LiteralType) else ()
 
 
 def toml(value: Any) -> str:
@@ -102,19 +86,39 @@ def _toml_key(key: str) -> str:
 
 
 def _override(tree: dict[str, Any], item: str) -> tuple[str, Any]:
-    key, equals, text = item.partition("=")
-    key = key.strip()
-    if not equals or not key:
+    text_key, equals, text = item.partition("=")
+    if not equals or not text_key.strip():
         raise ConfigError(f"--set {item!r}: expected key=value, for example scheduler.token_budget=256")
-    try:
-        value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
+    *parents, leaf = _path_of(text_key, item)
+    value = _value(text)
     node = tree
-    *parents, leaf = key.split(".")
     for name in parents:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             raise ConfigError(f"--set {item!r}: {name!r} is not a table")
     node[leaf] = value
-    return key, value
+    return ".".join([*parents, leaf]), value
+
+
+def _path_of(text: str, item: str) -> list[str]:
+    """The names of a key that is written as in TOML: ``scheduler.options.weights."team.a"``."""
+    try:
+        node: Any = tomllib.loads(f"{text.strip()} = 0")
+    except tomllib.TOMLDecodeError:
+        node = {}
+    names = []
+    while isinstance(node, dict) and len(node) == 1:
+        ((name, node),) = node.items()
+        names.append(name)
+    if node != 0:
+        raise ConfigError(f"--set {item!r}: {text.strip()!r} is not a key, such as scheduler.token_budget")
+    return names
+
+
+def _value(text: str) -> Any:
+    """As in TOML; a bare word is a string."""
+    try:
+        parsed = tomllib.loads(f"value = {text.strip()}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        parsed = {}
+    return parsed["value"] if parsed.keys() == {"value"} else text.strip()

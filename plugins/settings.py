@@ -30,7 +30,7 @@ class ModelConfig(Section, frozen=True):
 
 
 class ServerConfig(Section, frozen=True):
-    host: str = "127.0.0.1"
+    host: Annotated[str, msgspec.Meta(min_length=1)] = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     admin_key: str = ""
     drain_s: NonNegFloat = 30.0  # running requests may finish for so long on SIGTERM

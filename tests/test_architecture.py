@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import os
+import re
 import subprocess
 import sys
 import tokenize
@@ -165,3 +166,14 @@ def test_f11_the_light_modules_import_in_a_really_fresh_interpreter_and_quickly(
     for module in ("mainspring.core.policy", "mainspring.plugins.client", "mainspring.core.__main__"):
         done = python("-c", f"import sys, {module}; sys.exit('torch' in sys.modules)", cwd=Path("/"))
         assert done.returncode == 0, f"{module}: {done.stderr or 'imports torch'}"
+
+
+def test_the_soak_has_every_part() -> None:
+    """``make soak`` goes folder by folder; a test marked so elsewhere would never run."""
+    listed = re.search(r"^SOAK \?= ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert listed is not None
+    files = (ROOT / "tests").rglob("test_*.py")
+    marked = {
+        file.relative_to(ROOT) for file in files if re.search(r"\bmark\.soak\b", file.read_text(encoding="utf-8"))
+    }
+    assert {"/".join(file.parts[:2]) for file in marked} == set(listed[1].replace("\\\n", " ").split())

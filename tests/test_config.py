@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from mainspring.core.errors import ConfigError
+from mainspring.core.registry import Registry
+from mainspring.plugins.chosen import check, chosen
 from mainspring.plugins.cli.options import packaged_config
 from mainspring.plugins.config_file import flatten, load, toml
 from mainspring.plugins.executors.memory import asked_bytes
@@ -36,6 +38,9 @@ from mainspring.plugins.settings import Config
         ("scheduler = 3", ["scheduler = 3", "expected `object`"]),
         ("gateways = 'ws'", ["gateways = 'ws'"]),
         ("x = ", ["not valid TOML"]),
+        ("x = " + "[" * 5000, ["not valid TOML"]),
+        ("[server]\nhost = ''", ["server.host = ''"]),  # would listen on every address
+        ("[scheduler]\nTOKEN_BUDGET = 8", ["did you mean 'token_budget'?"]),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -117,3 +122,63 @@ def test_origins_by_layer(tmp_path: Path) -> None:
     assert origins["scheduler.token_budget"] == "mine.toml"
     assert origins["scheduler.depth"] == "--set"
     assert origins["scheduler.use"] == "default"
+
+
+def test_a_mark_that_an_editor_put_first_is_no_part_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "plugins.toml"
+    file.write_text("[scheduler]\nuse = 'fair'\n", encoding="utf-8-sig")
+    assert load(file).config.scheduler.use == "fair"
+
+
+@pytest.mark.parametrize(
+    ("item", "options"),
+    [
+        ("scheduler.options.weights={a=2.0}", {"weights": {"a": 2.0}}),
+        ('scheduler.options.weights."team.a"=2.0', {"weights": {"team.a": 2.0}}),
+        (" scheduler . options . lift = false ", {"lift": False}),
+        ("scheduler.options.x=a = b", {"x": "a = b"}),
+        ("scheduler.options.x=3\nuse=4", {"x": "3\nuse=4"}),
+        ("scheduler.options.x=" + "[" * 5000, {"x": "[" * 5000}),
+    ],
+)
+def test_what_stands_on_the_left_is_a_key_and_on_the_right_one_value(item: str, options: dict[str, object]) -> None:
+    loaded = load(None, [item])
+    assert loaded.config.scheduler.options == options
+    (key,) = flatten({"scheduler": {"options": options}})
+    assert loaded.origin == {key: "--set"}
+
+
+@pytest.mark.parametrize("item", ["=3", "scheduler", "a..b=3", ".a=3", "a.=3", "# a=3", "a b=3", "[a]\nb=3"])
+def test_what_is_no_key_is_refused(item: str) -> None:
+    with pytest.raises(ConfigError, match=r"--set.*(is not a key|expected key=value|unknown key)"):
+        load(None, [item])
+
+
+@pytest.mark.parametrize("size", ["0.0000001KiB", "9" * 400 + "GiB", "0", "-4GiB", "4 apples", "GiB", ""])
+def test_no_size(size: str) -> None:
+    with pytest.raises(ConfigError, match=r"executor\.memory = .*expected a size"):
+        asked_bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        (
+            ["scheduler.options.victims=latst"],
+            r"scheduler\.options\.victims = 'latst' .*did you mean 'latest'",
+        ),
+        (["allocator.options.preempt=swop"], r"allocator\.options\.preempt = 'swop' .*did you mean 'swap'"),
+        (["scheduler.use=deadline", "scheduler.options.order=slak"], "did you mean 'slack'"),
+        (["scheduler.use=FCFS"], "did you mean 'fcfs'"),
+        (["scheduler.wrap=[{max_wait_s=3.0}]"], "names no wrapper"),
+        (["scheduler.wrap=[{use=3}]"], "names no wrapper"),
+        (["scheduler.shadow.options.x=1"], r"scheduler\.shadow\.use is missing"),
+        (["scheduler.shadow.wrap=['ageing']"], r"scheduler\.shadow\.use is missing"),
+        (["scheduler.shadow.use=fair", "scheduler.shadow.options.lift=3"], "expected `bool`"),
+        (["gateways=['ws','ws']"], "named twice"),
+    ],
+)
+def test_what_the_start_refuses_before_it_reads_a_model(items: list[str], said: str) -> None:
+    config, registry = load(None, items).config, Registry()
+    with pytest.raises(ConfigError, match=said):
+        [check(choice, config, registry, "test") for choice in chosen(config)]

@@ -16,6 +16,7 @@ from .cores import cgroup_folders
 
 GIB = 2**30
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": GIB, "tib": 2**40}
+_MOST_BYTES = 2**60  # no machine has as much
 DEFAULT_BUDGET = 4 * GIB
 #: Interpreter, torch and allocator slack of an idle process, as measured with torch 2.13 on Linux.
 OVERHEAD = 256 * 2**20
@@ -41,9 +42,10 @@ def asked_bytes(memory: str | int) -> int | None:
 def parse(text: str, key: str = "executor.memory") -> int:
     """``4GiB``, ``512 MiB`` or a number of bytes -> bytes.  Raises ConfigError naming ``key``."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if not match or match[2].lower() not in _UNITS or float(match[1]) <= 0:
+    size = float(match[1]) * _UNITS.get(match[2].lower(), 0) if match else 0.0
+    if not 1 <= size < _MOST_BYTES:
         raise ConfigError(f"{key} = {text!r}: expected a size such as '4GiB', '512MiB' or a number of bytes")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    return int(size)
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -3,7 +3,8 @@
 With ``preempt`` it does not even wait for room: running requests that have had their turn (``max_wait_s`` in the
 running set and at least one token since they started) make way, longest turn first.  So nobody waits longer than
 ``max_wait_s`` plus a step unless all who run have had less than that.  A wait begins at arrival or preemption.
-Policies that plan whole steps (``static_batch``, ``dynamic_batch``) order nothing and are left as they are.
+Of a policy that plans whole steps (``static_batch``, ``dynamic_batch``) all who have had their turn make way at once:
+it would let nobody in between them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.hookspecs import Register, hookimpl
-from ...core.policy import Event, PolicyContext, SchedulerPolicy, SchedulerView
+from ...core.policy import Decision, Event, PolicyContext, SchedulerPolicy, SchedulerView
 from ...core.request import RequestView, Status
 from ..keys.options import PosFloat
 from ..keys.wrapper import Wrapper
@@ -56,11 +57,13 @@ class Ageing(Wrapper):
         return self.inner.on_event(event)
 
     def order_waiting(self, view: SchedulerView) -> Iterable[RequestView] | None:
+        return self._overdue_first(view) if self._anyone_overdue(view.now) else self.inner.order_waiting(view)
+
+    def _anyone_overdue(self, now: float) -> bool:
+        """Without looking at everybody."""
         while self._queue and self._since.get(self._queue[0][1]) != self._queue[0][0]:
             self._queue.popleft()
-        if not self._queue or not self._overdue(self._queue[0][1], view.now):
-            return self.inner.order_waiting(view)  # nobody is overdue: nothing to look for
-        return self._overdue_first(view)
+        return bool(self._queue) and self._overdue(self._queue[0][1], now)
 
     def _overdue_first(self, view: SchedulerView) -> Iterator[RequestView]:
         overdue = [request for request in view.waiting if self._overdue(request.rid, view.now)]
@@ -77,16 +80,40 @@ class Ageing(Wrapper):
         if not (waiting and self.options.preempt and self._overdue(for_request.rid, view.now)):
             return self.inner.select_victims(view, need_blocks, for_request)
         chosen: list[str] = []
+        for request in self._had_their_turn(view):
+            chosen.append(request.rid)
+            need_blocks -= view.held_blocks(request)
+            if need_blocks <= 0:
+                return chosen
+        return self.inner.select_victims(view, need_blocks, for_request)
+
+    def whole_step(self, view: SchedulerView) -> Decision | None:
+        decision = super().whole_step(view)
+        if decision is None or not (self.options.preempt and view.admitting and self._anyone_overdue(view.now)):
+            return decision
+        planned = {rid for rid, _ in decision.rows}
+        passed_over = (
+            request.rid
+            for request in view.waiting
+            if self._overdue(request.rid, view.now) and request.num_remaining_tokens and request.rid not in planned
+        )
+        if (first := next(passed_over, None)) is None:
+            return decision
+        victims = [one.rid for one in self._had_their_turn(view) if one.rid not in decision.preempt]
+        return decision._replace(
+            rows=[row for row in decision.rows if row[0] not in victims],
+            preempt=[*decision.preempt, *victims],
+            reasons={**decision.reasons, **dict.fromkeys(victims, f"preempted for {first}, which has waited too long")},
+        )
+
+    def _had_their_turn(self, view: SchedulerView) -> Iterator[RequestView]:
+        """Who has run for ``max_wait_s`` and got a token, longest first."""
         for request in sorted(view.running, key=lambda one: self._turns.get(one.rid, (view.now, 0))):
             start, had = self._turns.get(request.rid, (view.now, 0))
             if start + self.options.max_wait_s > view.now:
-                break
+                return
             if request.num_output_tokens > had:
-                chosen.append(request.rid)
-                need_blocks -= view.held_blocks(request)
-                if need_blocks <= 0:
-                    return chosen
-        return self.inner.select_victims(view, need_blocks, for_request)
+                yield request
 
 
 @hookimpl

@@ -236,7 +236,7 @@ async def test_a_reload_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
     async def fail_and_wait() -> None:
         config = load(None, [*QUIET, "executor.stall_s=0.3"]).config
-        async with asyncio.timeout(30), Engine(config, make_executor=executor) as it:
+        async with asyncio.timeout(60), Engine(config, make_executor=executor) as it:
             result = await it.generate({"token_ids": [5, 6, 7], "max_tokens": 2})
             assert result.error is not None and result.error["code"] == "server_error"
             await asyncio.sleep(60)
@@ -298,7 +298,7 @@ async def test_nothing_of_the_old_executor_is_held_while_the_new_one_is_made() -
         return new
 
     with capture_logs():
-        async with asyncio.timeout(30), Engine(load(None, QUIET).config, make_executor=executor) as it:
+        async with asyncio.timeout(60), Engine(load(None, QUIET).config, make_executor=executor) as it:
             failed = await it.generate({"token_ids": [5, 6, 7], "max_tokens": 2})
             assert failed.error is not None and failed.error["code"] == "server_error"
             while not it.kernel.ready:

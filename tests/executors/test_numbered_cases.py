@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import load_file, save_file
+from tests.executors.conftest import BACKENDS
 from tests.executors.reference import engine_config, greedy_ids, reference, simulated, whole_logits
+from tests.native_kernels import native_library
 
 from mainspring.core.errors import ConfigError
 from mainspring.core.messages import FinishReason
@@ -84,3 +87,37 @@ def test_an_overflow_ends_its_request_and_nobody_elses_h11(tmp_path: Path) -> No
     for index, prompt in enumerate(prompts):
         if index != 3:
             assert made[index] == greedy_ids(model, prompt, 12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("scaled", ["k_proj", "v_proj"])
+def test_keys_and_values_beyond_half_precision_end_their_request_only_h11(
+    tmp_path: Path, scaled: str, backend: str
+) -> None:
+    """A layer makes of token 77 keys or values beyond 65,504: nothing to fp32, infinities in an fp16 cache."""
+    if backend == "native":
+        native_library()
+    config = write_tiny_model(tmp_path, tie_word_embeddings=False)
+    weights = random_weights(config)
+    embedding = weights["model.embed_tokens.weight"]
+    embedding[:, 5] = 0.0  # a direction that only token 77 has, and of which only the first layer's keys or values know
+    embedding[77] = 0.0
+    embedding[77, 5] = 1.0
+    weights[f"model.layers.0.self_attn.{scaled}.weight"][:, 5] *= 1e6
+    write_tiny_model(tmp_path, weights=weights, tie_word_embeddings=False)
+    healthy = [Random(seed).choices(range(77), k=12) for seed in range(6)]
+    prompts = [*healthy[:3], [5, 77, 6], *healthy[3:]]
+    model = reference(tmp_path)
+    for kind in ("fp16", "fp32"):
+        engine = engine_config(tmp_path, 16)
+        engine = structs.replace(engine, executor=structs.replace(engine.executor, kv_dtype=kind))
+        sim, made = simulated(executor := BACKENDS[backend](None, engine), engine, prompts, 12)
+        executor.close()
+        finishes = {row.rid: row.finish for emit in sim.emitted for row in emit.rows if row.finish}
+        if kind == "fp16":
+            assert finishes.pop("3").failure.message.endswith("hold NaN")
+            assert len(made[3]) == 0
+        assert {finish.reason for finish in finishes.values()} == {FinishReason.LENGTH}
+        for index, prompt in enumerate(prompts):
+            if index != 3:
+                assert made[index] == greedy_ids(model, prompt, 12)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import InvalidStatus, WebSocketException
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 MODULE = '''
@@ -40,7 +40,7 @@ def serve(tmp_path: Path, use: str, *more: str) -> subprocess.Popen[str]:
     (tmp_path / "own_executors.py").write_text(MODULE)
     settings = [f"executor.use=own_executors:{use}", "sampler.use=scripted", "server.port=0", "log.format=json"]
     command = [sys.executable, "-m", "mainspring", "serve", *(f"--set={item}" for item in settings), *more]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
@@ -69,7 +69,7 @@ async def generate(url: str) -> dict[str, object]:
             message: dict[str, object] = json.loads(frame)
             if message["type"] in ("done", "error"):
                 return message
-    raise AssertionError("no terminal")
+    raise ConnectionError("closed without a terminal")
 
 
 async def test_exit_code_70(tmp_path: Path) -> None:
@@ -77,17 +77,15 @@ async def test_exit_code_70(tmp_path: Path) -> None:
     try:
         url = await asyncio.to_thread(address, process)
         codes = []
-        for _ in range(1000):
+        while process.poll() is None:
             try:
                 codes.append((await generate(url))["code"])
             except InvalidStatus:  # not ready: it is being rebuilt
                 await asyncio.sleep(0.01)
-            except OSError:
-                break
-            if process.poll() is not None:
+            except (OSError, WebSocketException):  # gone, or going: cut in the middle of a handshake or of a frame
                 break
         assert codes[0] == "server_error"
-        assert await asyncio.to_thread(process.wait, 30) == 70
+        assert await asyncio.to_thread(process.wait, 120) == 70
     finally:
         end(process)
 
@@ -99,7 +97,7 @@ async def test_a_signal_drains_and_ends_with_zero(tmp_path: Path) -> None:
         url = await asyncio.to_thread(address, process)
         assert (await generate(url))["type"] == "done"
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 30) == 0
+        assert await asyncio.to_thread(process.wait, 120) == 0
     finally:
         end(process)
 

@@ -81,7 +81,7 @@ async def live(depth: Literal[1, 2]) -> Sequence[Message]:
         taps=[script.tap],
     )
     script.router = kernel.router
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with kernel.running():
             kernel.post(*SCRIPT[0])
             while script.num_ends < 6:

@@ -69,7 +69,7 @@ async def kernel(make: Callable[[], FakeExecutor], sink: Sink, **executor: objec
         lambda kernel: ExecutorThread(make(), kernel.post_threadsafe, kernel.now),
         [sink],
     )
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with it.running():
             yield it
 

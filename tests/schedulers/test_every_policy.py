@@ -40,7 +40,8 @@ CASES: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = [
     ("priority", {}, (AGEING,)),
     ("fair", {}, (AGEING, "tenant_share")),
     ("shortest", {"mode": "remaining"}, ("tenant_share", AGEING)),
-    ("static_batch", {}, ("ageing",)),
+    ("static_batch", {}, (AGEING,)),
+    ("dynamic_batch", {"max_batch": 4}, (AGEING, "tenant_share")),
 ]
 
 

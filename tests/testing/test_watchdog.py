@@ -141,7 +141,10 @@ def test_a_call_within_a_call_belongs_to_the_outer_one(dog: Watchdog) -> None:
 
 
 def test_closing_ends_the_thread() -> None:
+    before = set(threading.enumerate())
     watchdog = Watchdog(1.0)
     watchdog(len, "")
+    (own,) = set(threading.enumerate()) - before
+    assert own.name == "mainspring-watchdog"
     watchdog.close()
-    assert not any(thread.name == "mainspring-watchdog" for thread in threading.enumerate())
+    assert not own.is_alive()

@@ -101,7 +101,7 @@ class Sink:
 
 async def until(condition: Callable[[], object]) -> None:
     """Let the loop and its threads work until ``condition`` holds."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while not condition():
             await anyio.sleep(0.001)
 

@@ -48,7 +48,7 @@ async def operator(reread: Config | None = None) -> AsyncIterator[tuple[ControlS
         [control],
         [journal.record],
     )
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with kernel.running():
             yield ControlSession(control, journal, (lambda: reread) if reread else None), kernel
 
