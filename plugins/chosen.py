@@ -30,8 +30,6 @@ def chosen(config: Config) -> list[Choice]:
     shadow = config.scheduler.shadow
     if not shadow.use and (shadow.wrap or shadow.options):
         raise ConfigError("scheduler.shadow.use is missing: wrappers or options of a shadow, and no policy")
-    if len(set(config.gateways)) < len(config.gateways):
-        raise ConfigError(f"gateways = {list(config.gateways)}: a gateway is named twice")
     wrappers = [_wrapper(entry) for entry in (*config.scheduler.wrap, *shadow.wrap)]
     return [
         Choice("executor", config.executor.use, config.executor.options),

@@ -175,7 +175,6 @@ def test_no_size(size: str) -> None:
         (["scheduler.shadow.options.x=1"], r"scheduler\.shadow\.use is missing"),
         (["scheduler.shadow.wrap=['ageing']"], r"scheduler\.shadow\.use is missing"),
         (["scheduler.shadow.use=fair", "scheduler.shadow.options.lift=3"], "expected `bool`"),
-        (["gateways=['ws','ws']"], "named twice"),
     ],
 )
 def test_what_the_start_refuses_before_it_reads_a_model(items: list[str], said: str) -> None:
