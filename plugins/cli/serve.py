@@ -18,7 +18,7 @@ from ..engine import Engine
 from ..experiments.served.start import Served, start
 from ..folders import state_folder
 from .command import FAILED, OK
-from .options import add_config, load_config
+from .options import add_config, config_path, load_config
 
 log = structlog.get_logger("mainspring.serve")
 
@@ -34,6 +34,7 @@ class ServeCommand:
         )
 
     def run(self, args: argparse.Namespace) -> int:
+        args.config = config_path(args)  # a reload reads the same file, or says that it is gone
         loaded = load_config(args)
         logs.setup(loaded.config.log)
 
