@@ -6,12 +6,15 @@ nothing is ever raised.  A call leaves a token on a list; who takes it off first
 the thread, which from then on may raise until the call has settled with it under a lock.  What was sent but not yet
 delivered by then is taken back.  So a call that ends in time needs no lock.
 
-Only Python code can be interrupted: a call that is blocked inside C is ended as soon as it comes back from there.
+Such an exception waits for the next Python instruction.  So a call that is blocked inside C (sleeps, waits for a lock)
+gets a signal as well, which makes it look: that works in the main thread, where `mainspring serve` has its event loop.
+Elsewhere it is ended when it comes back by itself; C code that keeps the interpreter to itself cannot be ended at all.
 """
 
 from __future__ import annotations
 
 import ctypes
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +25,8 @@ from typing import Any, Self
 _AGAIN_S = 0.01
 #: How often the thread looks within the limit; a call is ended at most one look late.
 _LOOKS = 8
+#: Means nothing to a process that has not asked for it.
+_SIGNAL = signal.SIGURG
 
 
 class _Overdue(BaseException):
@@ -83,6 +88,8 @@ class Watchdog:
                     return self.limit_s / _LOOKS
                 self._overdue = True
             _raise_in(self._caller, _Overdue)
+            if self._caller == threading.main_thread().ident:
+                signal.pthread_kill(self._caller, _SIGNAL)
             return _AGAIN_S
 
     def close(self) -> None:
@@ -98,6 +105,8 @@ class Watchdog:
         self.close()
 
     def _start(self) -> None:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
+            signal.signal(_SIGNAL, _look_up)
         self._thread = threading.Thread(target=self._run, name="mainspring-watchdog", daemon=True)
         self._thread.start()
 
@@ -127,6 +136,10 @@ class Watchdog:
     def _run(self) -> None:
         while not self._closed.wait(self.look()):
             pass
+
+
+def _look_up(_number: int, _frame: object) -> None:
+    """Python code to run in the middle of a blocked call: there what was raised from outside arrives."""
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -82,7 +83,8 @@ class ExecutorThread:
                 result: ExecutorInfo | BaseException = info
             except BaseException as error:  # noqa: BLE001 - handed to whoever awaits the load
                 result = error
-            loop.call_soon_threadsafe(settle, result)
+            with contextlib.suppress(RuntimeError):  # the loop has ended: it hung so long that nobody waits any more
+                loop.call_soon_threadsafe(settle, result)
 
         self._inbox.put(work)
         return await loaded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -247,6 +248,28 @@ async def test_a_reload_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     finally:
         release.set()
     assert len(made) == 2
+
+
+def test_a_load_that_ends_after_everything_else_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was given up, and the event loop it would have told has been closed."""
+    release, raised = threading.Event(), list[BaseException | None]()
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: raised.append(arguments.exc_value))
+
+    class Hangs(FakeExecutor):
+        def load(self, progress: Callable[[str], None]) -> Any:
+            release.wait(60)
+            return super().load(progress)
+
+    async def give_up() -> thread.ExecutorThread:
+        made = thread.ExecutorThread(Hangs(8, 4), lambda _message: None, time.monotonic, load_limit_s=0.01)
+        with pytest.raises(EngineFault, match=r"has not ended within 0\.01 s"):
+            await made.load(lambda _line: None)
+        return made
+
+    left_behind = asyncio.run(give_up())
+    release.set()
+    left_behind._thread.join(60)
+    assert not left_behind._thread.is_alive() and raised == []
 
 
 @pytest.mark.parametrize(

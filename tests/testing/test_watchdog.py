@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import queue
+import select
+import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -65,6 +68,37 @@ def test_a_call_that_swallows_everything_is_ended_too() -> None:
 
     with Watchdog(0.05) as watchdog, pytest.raises((TimeoutError, AssertionError)):
         watchdog(stubborn)
+
+
+BLOCKED: dict[str, Callable[[], object]] = {
+    "sleep": lambda: time.sleep(3600),
+    "lock": lambda: [lock := threading.Lock(), lock.acquire(), lock.acquire()],
+    "event": lambda: threading.Event().wait(),
+    "queue": lambda: queue.Queue[int]().get(),
+    "select": lambda: select.select([], [], []),
+}
+
+
+@pytest.mark.parametrize("how", BLOCKED)
+def test_a_call_that_is_blocked_inside_c_is_ended(how: str) -> None:
+    """In the main thread, where the server's event loop would stand still for good."""
+    before = signal.getsignal(signal.SIGURG)
+    with Watchdog(0.05) as watchdog:
+        with pytest.raises(TimeoutError):
+            watchdog(BLOCKED[how])
+        assert watchdog(len, "as before") == 9
+    signal.raise_signal(signal.SIGURG)  # one that comes late does nothing
+    assert before in (signal.SIG_DFL, signal.getsignal(signal.SIGURG))
+
+
+def test_a_handler_that_is_there_stays() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGURG, lambda number, frame: heard.append(number))
+    try:
+        with Watchdog(0.05) as watchdog, pytest.raises(TimeoutError):
+            watchdog(time.sleep, 3600)
+    finally:
+        signal.signal(signal.SIGURG, before)
 
 
 def test_nothing_is_raised_outside_a_call(dog: Watchdog, hands: Hands) -> None:
