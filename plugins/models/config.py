@@ -6,12 +6,14 @@ one entry in ``FAMILIES``: what it adds to Llama, and its documented defaults wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import ConfigError, nearest
 from .rope import Rope, check_rope
+
+MOST_LAYERS = 10_000  # tensors are looked for layer by layer: a damaged count must not take all memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +148,18 @@ def check_known(name: Any, key: str, known: Iterable[str], where: str) -> None:
         raise ConfigError(f"{where}: {key} = {name!r} is not supported{nearest(str(name), known)}")
 
 
-def as_ids(value: Any) -> tuple[int, ...]:
-    """``eos_token_id`` as files write it (absent, one id, or a list) -> ids."""
+def as_ids(value: Any, where: str) -> tuple[int, ...]:
+    """``eos_token_id`` as files write it (absent, one id, or a list) -> ids.  Raises ConfigError."""
     if value is None:
         return ()
-    return tuple(int(item) for item in value) if isinstance(value, list | tuple) else (int(value),)
+    ids = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if any(type(token) is not int for token in ids):
+        raise ConfigError(f"{where}: eos_token_id = {value!r}: expected an id or a list of ids")
+    return ids
+
+
+def check_unquantised(fields: Mapping[str, Any], where: str) -> None:
+    """Weights that only a quantiser's own code can read are refused by its name.  Raises ConfigError."""
+    if (found := fields.get("quantization_config")) is not None:
+        method = found.get("quant_method") if isinstance(found, Mapping) else found
+        raise ConfigError(f"{where}: quantization_config.quant_method = {method!r} is not supported (valid: none)")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ...core.errors import ConfigError
-from .config import FAMILIES, LlamaConfig, check_config, check_known
+from .config import FAMILIES, MOST_LAYERS, LlamaConfig, check_config, check_known
 from .fields import Fields
 from .rope import DEFAULT_THETA, Rope, position_limits, yarn_attention
 
@@ -44,7 +44,7 @@ def from_gguf(
         raise ConfigError(f"{where}: 1 tensor(s) missing: token_embd.weight")
     get = Fields(fields, where)
     hidden, heads = get.count(prefix + "embedding_length"), get.count(prefix + "attention.head_count")
-    layers = get.count(prefix + "block_count")
+    layers = get.count(prefix + "block_count", most=MOST_LAYERS)
     head_dim = get.count(prefix + "attention.key_length", hidden // max(heads, 1))
     for key in (prefix + "rope.dimension_count", prefix + "attention.value_length"):
         if get.count(key, head_dim) != head_dim:

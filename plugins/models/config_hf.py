@@ -6,7 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...core.errors import ConfigError
-from .config import FAMILIES, Family, LlamaConfig, as_ids, check_config, check_known
+from .config import (
+    FAMILIES,
+    MOST_LAYERS,
+    Family,
+    LlamaConfig,
+    as_ids,
+    check_config,
+    check_known,
+    check_unquantised,
+)
 from .fields import Fields
 from .rope import position_limits, read_rope
 
@@ -24,6 +33,7 @@ def from_hf(fields: Mapping[str, Any], end_token_ids: Iterable[int], name: str, 
     classes = fields.get("architectures") or [None]
     check_known(classes[0], "architectures", FAMILIES, where)
     family = FAMILIES[classes[0]]
+    check_unquantised(fields, where)
     get = Fields(fields, where)
     for key, only in _FIXED.items():
         if fields.get(key, only) != only:
@@ -31,7 +41,8 @@ def from_hf(fields: Mapping[str, Any], end_token_ids: Iterable[int], name: str, 
     stated = get.count("max_position_embeddings")
     rope, notes = read_rope(fields, stated, where)
     max_positions, most_positions = position_limits(rope, stated)
-    hidden, heads, layers = (get.count(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    hidden, heads = get.count("hidden_size"), get.count("num_attention_heads")
+    layers = get.count("num_hidden_layers", most=MOST_LAYERS)
     windows, more = _windows(get, family, layers)
     bias = get.flag("attention_bias", False)
     head_dim = get.count("head_dim", family.head_dim or hidden // max(heads, 1))
@@ -57,7 +68,7 @@ def from_hf(fields: Mapping[str, Any], end_token_ids: Iterable[int], name: str, 
             out_bias=bias if family.out_bias is None else family.out_bias,
             mlp_bias=get.flag("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
             qk_norm=family.qk_norm,
-            end_token_ids=tuple(sorted({*end_token_ids, *as_ids(fields.get("eos_token_id"))})),
+            end_token_ids=tuple(sorted({*end_token_ids, *as_ids(fields.get("eos_token_id"), where)})),
             notes=(*notes, *more),
         ),
         where,

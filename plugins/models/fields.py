@@ -7,6 +7,8 @@ from typing import Any
 
 from ...core.errors import ConfigError
 
+_MOST = 2**48  # larger numbers, infinity and NaN are damage
+
 
 class Fields:
     """A mapping of metadata; ``prefix`` goes before every key in errors.  A key that holds None counts as absent."""
@@ -23,13 +25,17 @@ class Fields:
             raise ConfigError(f"{self.where}: key {self.prefix + key!r} is missing")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{self.where}: {self.prefix}{key} = {value!r}: expected a number")
+        if not abs(value) < _MOST:  # nor NaN
+            raise ConfigError(f"{self.where}: {self.prefix}{key} = {value!r}: expected a number that a model can have")
         return float(value)
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number."""
+    def count(self, key: str, default: int | None = None, most: int = _MOST) -> int:
+        """A whole number up to ``most``."""
         value = self.number(key, default)
         if not value.is_integer():
             raise ConfigError(f"{self.where}: {self.prefix}{key} = {value}: expected a whole number")
+        if value > most:
+            raise ConfigError(f"{self.where}: {self.prefix}{key} = {int(value)}: expected at most {most}")
         return int(value)
 
     def flag(self, key: str, default: bool) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...core.errors import ConfigError, nearest
-from .config import FAMILIES, as_ids
+from .config import FAMILIES, as_ids, check_unquantised
 from .foreign_adapters import ADAPTERS, uses
 from .hf import FolderFiles, read_json
 
@@ -58,13 +58,13 @@ class ForeignFolder:
 
     def end_token_ids(self, config: Any) -> tuple[int, ...]:
         """End ids of generation configuration, tokenizer and model (D-10)."""
-        return tuple(sorted({*self._folder.end_token_ids(), *as_ids(getattr(config, "eos_token_id", None))}))
+        return tuple(
+            sorted({*self._folder.end_token_ids(), *as_ids(getattr(config, "eos_token_id", None), str(self.path))})
+        )
 
     def _check(self) -> None:
         where = str(self.path / "config.json")
-        if "quantization_config" in self.fields:
-            method = (self.fields["quantization_config"] or {}).get("quant_method")
-            raise ConfigError(f"{where}: quantization_config.quant_method = {method!r} is not supported (valid: none)")
+        check_unquantised(self.fields, where)
         known = known_architectures()
         if self.architecture not in known:
             close = nearest(self.architecture, known).partition(" (valid")[0]  # without the list of hundreds

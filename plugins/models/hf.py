@@ -69,6 +69,11 @@ class FolderFiles:
             promised = read_json(self.path / INDEX).get("weight_map")
             if not isinstance(promised, dict) or not promised:
                 raise ConfigError(f"{self.path / INDEX}: key 'weight_map' is missing or empty")
+            for name, shard in promised.items():
+                if not isinstance(shard, str) or not shard or Path(shard).name != shard:
+                    raise ConfigError(
+                        f"{self.path / INDEX}: weight_map.{name} = {shard!r}: expected a file of this folder"
+                    )
             files = tuple(self.path / shard for shard in sorted(set(promised.values())))
             if missing := [file.name for file in files if not file.exists()]:
                 raise ConfigError(f"{self.path}: {INDEX} names shards that are not there: {', '.join(missing)}")
@@ -81,17 +86,20 @@ class FolderFiles:
         """End ids of generation_config.json and of the tokenizer's ``eos_token``."""
         ends: set[int] = set()
         if (file := self.path / "generation_config.json").exists():
-            ends |= set(as_ids(read_json(file).get("eos_token_id")))
+            ends |= set(as_ids(read_json(file).get("eos_token_id"), str(file)))
         named = self.path / "tokenizer_config.json"
         vocabulary = self.path / "tokenizer.json"
         if named.exists() and vocabulary.exists():
             token = read_json(named).get("eos_token")
             text = token.get("content") if isinstance(token, dict) else token
             tokenizer = read_json(vocabulary)
-            added = {item["content"]: item["id"] for item in tokenizer.get("added_tokens") or ()}
-            ids = tokenizer.get("model", {}).get("vocab") or {}
-            found = added.get(text, ids.get(text) if isinstance(ids, dict) else None)
-            ends |= set(as_ids(found))
+            try:
+                added = {item["content"]: item["id"] for item in tokenizer.get("added_tokens") or ()}
+                ids = tokenizer.get("model", {}).get("vocab") or {}
+                found = added.get(text, ids.get(text) if isinstance(ids, dict) else None)
+            except (AttributeError, KeyError, TypeError) as error:
+                raise ConfigError(f"{vocabulary}: is not a tokenizer: {type(error).__name__}: {error}") from error
+            ends |= set(as_ids(found, str(vocabulary)))
         return ends
 
 
@@ -119,10 +127,10 @@ class FolderCheckpoint(FolderFiles):
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``.  Raises ConfigError naming the file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a JSON object, found {type(value).__name__}")

@@ -43,8 +43,8 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        tree = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a JSON object")
@@ -60,8 +60,12 @@ def _template(path: Path, config: dict[str, Any]) -> str | None:
     """``chat_template.jinja`` wins over the template in the configuration; of several named ones, ``default``."""
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file}: cannot be read: {error}") from error
     template = config.get("chat_template")
     if isinstance(template, list):
-        template = {item.get("name"): item.get("template") for item in template}.get("default")
+        named = [item for item in template if isinstance(item, dict)]
+        template = next((item.get("template") for item in named if item.get("name") == "default"), None)
     return template if isinstance(template, str) else None

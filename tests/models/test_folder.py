@@ -48,6 +48,45 @@ def test_index_that_promises_too_much_h09(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("shard", ["../other/model.safetensors", "/etc/hostname", ".", "", 3, None, ["a"]])
+def test_an_index_names_files_of_its_folder_h09(tmp_path: Path, shard: Any) -> None:
+    write_tiny_model(tmp_path, shards=2)
+    index = tmp_path / "model.safetensors.index.json"
+    fields = json.loads(index.read_text())
+    fields["weight_map"]["model.norm.weight"] = shard
+    index.write_text(json.dumps(fields))
+    with pytest.raises(ConfigError, match=r"weight_map\.model\.norm\.weight = .*expected a file of this folder"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "generation_config.json"])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"3", b"\xff\xfe{", b"[" * 100_000, b'{"a": \x00}'])
+def test_damaged_json_is_named(tmp_path: Path, name: str, damage: bytes) -> None:
+    write_tiny_model(tmp_path, shards=2)
+    (tmp_path / name).write_bytes(damage)
+    with pytest.raises(ConfigError, match=rf"{name}: (is not valid JSON|expected a JSON object)"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_mark_that_an_editor_put_first_is_no_part_of_the_json(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert open_checkpoint(tmp_path).config.num_layers == 2
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [{"added_tokens": [3]}, {"added_tokens": [{"id": 1}]}, {"model": 3}, {"added_tokens": [{"content": []}]}],
+)
+def test_a_damaged_tokenizer_is_named(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+    write_tiny_model(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: is not a tokenizer"):
+        open_checkpoint(tmp_path)
+
+
 def _rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
     file = folder / "model.safetensors"
     tensors = load_file(file)
@@ -93,6 +132,19 @@ def test_tied_with_and_without_head_h01(tmp_path: Path) -> None:
         ({"attention_bias": "yes"}, "attention_bias = 'yes': expected true or false"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
         ({"eos_token_id": 128}, "end token id 128 is outside the vocabulary of 128"),
+        ({"eos_token_id": "2"}, "eos_token_id = '2': expected an id or a list of ids"),
+        ({"eos_token_id": [2, True]}, r"eos_token_id = \[2, True\]: expected an id"),
+        ({"eos_token_id": {"id": 2}}, "expected an id or a list of ids"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000: expected at most 10000"),
+        ({"hidden_size": 10**400}, "hidden_size = 1000.*that a model can have"),
+        ({"rope_theta": float("inf")}, "rope_theta = inf"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps = inf"),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            r"quantization_config\.quant_method = 'gptq' is not supported",
+        ),
+        ({"quantization_config": "gptq"}, "'gptq' is not supported"),
     ],
     ids=lambda value: str(value)[:40],
 )
