@@ -178,6 +178,11 @@ def test_no_size(size: str) -> None:
     ],
 )
 def test_what_the_start_refuses_before_it_reads_a_model(items: list[str], said: str) -> None:
-    config, registry = load(None, items).config, Registry()
     with pytest.raises(ConfigError, match=said):
-        [check(choice, config, registry, "test") for choice in chosen(config)]
+        check_all(load(None, items).config)
+
+
+def check_all(config: Config) -> None:
+    registry = Registry()
+    for choice in chosen(config):
+        check(choice, config, registry, "test")
