@@ -106,7 +106,8 @@ def test_imports_inside_the_folders_are_relative() -> None:
 
 
 def python(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    """A fresh interpreter that finds this checkout, whichever is installed, and nothing else of ``PYTHONPATH``."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
