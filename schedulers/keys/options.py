@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from ...core.policy import PolicyContext, SchedulerPolicy, SchedulerView
+from ...core.policy import Event, PolicyContext, SchedulerPolicy, SchedulerView
 from ...core.request import RequestView
-from .admission import Admission, estimate
+from .admission import Admission, AverageOutput, OutputEstimate, estimate
 from .victims import Victims, for_running
 
 PosInt = Annotated[int, Meta(ge=1)]
@@ -26,6 +26,7 @@ class Keys:
     victims: Victims = "latest"  # whom to preempt when blocks run out
     admission: Admission = "prompt"  # how much room an admission needs
     longest_output: PosInt = 4096  # tokens; the admission estimates believe in no larger max_tokens
+    output_estimate: OutputEstimate = "max_tokens"  # how long an output will be, to the admission estimates
     admit_every: PosInt = 1  # admit in every n-th step only
 
 
@@ -37,7 +38,12 @@ class KeyedPolicy(SchedulerPolicy):
     def __init__(self, options: Any, context: PolicyContext) -> None:
         super().__init__(options or Keys(), context)
         chosen, hooks = self.options, dict[str, Any]()
-        hooks["reserve"] = estimate(chosen.admission, chosen.longest_output)
+        if chosen.output_estimate == "average" and chosen.admission != "prompt":
+            average = AverageOutput(chosen.longest_output)
+            hooks["reserve"] = estimate(chosen.admission, average.longest)
+            hooks["on_event"] = _learning(average, self.on_event)
+        else:
+            hooks["reserve"] = estimate(chosen.admission, lambda _request: chosen.longest_output)
         if chosen.victims != "latest" and type(self).select_victims is SchedulerPolicy.select_victims:
             hooks["select_victims"] = for_running(chosen.victims, context.rng)
         if chosen.admit_every > 1:
@@ -56,3 +62,11 @@ class KeyedPolicy(SchedulerPolicy):
             return inner(view)  # type: ignore[no-any-return]
 
         return order_waiting
+
+
+def _learning(average: AverageOutput, inner: Any) -> Any:
+    def on_event(event: Event) -> Iterable[str] | None:
+        average.learn(event)
+        return inner(event)  # type: ignore[no-any-return]
+
+    return on_event

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from tests.allocators.driver import Driver, make_context
-from tests.allocators.test_sharing import KINDS, ids, kind
+from tests.allocators.sharing import KINDS, ids
 
 from mainspring.allocators.sharing.eviction import KEYS, eviction_key
 from mainspring.core.errors import ConfigError
-
-__all__ = ["kind"]  # a fixture
 
 
 @dataclass(unsafe_hash=True)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 from tests.allocators.driver import Driver, make_context
-from tests.allocators.test_sharing import KINDS, ids, kind, tables
+from tests.allocators.sharing import KINDS, ids, tables
 
 from mainspring.core.messages import StepPlan
-
-__all__ = ["kind"]  # a fixture
 
 
 @pytest.fixture

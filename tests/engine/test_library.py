@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 import mainspring
 from mainspring.core.errors import ClientError, ConfigError, EngineFault
 from mainspring.core.hookspecs import hookimpl
-from mainspring.core.messages import FinishReason
+from mainspring.core.messages import Control, FinishReason
 from mainspring.core.policy import AllocatorContext
 from mainspring.core.registry import Registry
 from mainspring.plugins.config_file import load
@@ -48,6 +48,41 @@ async def test_generate_and_stream() -> None:
         assert isinstance(events[-1], Ended)
         text = "".join(event.text for event in events if isinstance(event, Delta | Ended))
         assert text == result.text
+
+
+async def test_streams_end_by_themselves_and_leave_each_other_alone() -> None:
+    """A-11: fifty consumers and one more, whose waits are cut short while its request is kept out."""
+
+    async def consume(index: int) -> tuple[tuple[int, ...], list[int]]:
+        prompt, length, ids = tuple(range(5, 8 + index)), 1 + index % 7, list[int]()
+        request = {"token_ids": prompt, "max_tokens": length, "ignore_eos": True, "return_token_ids": True}
+        events = it.stream(request)
+        async for event in events:
+            if isinstance(event, Delta | Ended):
+                ids += event.token_ids
+        assert isinstance(event, Ended)
+        with pytest.raises(StopAsyncIteration):
+            await anext(events)
+        return prompt, ids
+
+    async with engine() as it:
+        it.kernel.post(Control("hold"))
+        late: asyncio.Queue[Any] = asyncio.Queue()
+        it.text.open(it._check({"token_ids": [9, 9], "max_tokens": 3, "ignore_eos": True}), late.put_nowait)
+        assert isinstance(await late.get(), Accepted)
+        waits = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await late.get()
+        assert asyncio.get_running_loop().time() - waits >= 0.1
+        consumers = [asyncio.create_task(consume(index)) for index in range(50)]
+        it.kernel.post(Control("release"))
+        for prompt, ids in await asyncio.gather(*consumers):
+            assert ids == expected_ids(prompt, len(ids), VOCABULARY)
+            assert len(ids) == 1 + (len(prompt) - 3) % 7
+        while not isinstance(event := await late.get(), Ended):
+            assert isinstance(event, Delta)
+        assert event.finish.usage.output == 3
 
 
 async def test_refusals() -> None:

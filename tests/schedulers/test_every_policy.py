@@ -22,6 +22,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = [
     ("fcfs", {"victims": "longest_remaining"}, ()),
     ("fcfs", {"admission": "final", "admit_every": 3}, ()),
     ("fcfs", {"admission": "peak"}, ()),
+    ("fair", {"admission": "final", "output_estimate": "average"}, (AGEING,)),
     ("token_budget", {}, ()),
     ("token_budget", {"prefill_interval": 4, "long_prefill_cap": 5}, ()),
     ("prefix_priority", {"max_passes": 3}, ()),

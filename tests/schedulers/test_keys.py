@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ from tests.support import Lab, config, lab, submit
 from mainspring.core.config import AllocatorConfig, Config, SchedulerConfig
 from mainspring.core.errors import ConfigError
 from mainspring.core.messages import SamplingParams, Submit
-from mainspring.core.policy import PolicyContext
+from mainspring.core.policy import Event, PolicyContext
 from mainspring.core.registry import Registry
 from mainspring.schedulers.host.build import make_policy
-from mainspring.schedulers.keys.admission import peak_tokens
+from mainspring.schedulers.keys.admission import AverageOutput, final_length, peak_tokens
 
 
 def tight(**options: Any) -> Lab:
@@ -91,6 +92,44 @@ def test_estimates_do_not_believe_in_any_max_tokens() -> None:
     it.sim.run()
     assert it.batches()[0] == "A8* B8*"
     assert it.ends()["A"].usage.output == 40
+
+
+@pytest.mark.parametrize("admission", ["final", "peak"])
+def test_the_average_of_what_has_finished_replaces_max_tokens(admission: str) -> None:
+    """Invariants J 126 and 127: requests that may have 200 tokens end after 10, and more of them run at once."""
+    makespans, most = dict[str, float](), dict[str, int]()
+    for estimate in ("max_tokens", "average"):
+        options = {"admission": admission, "output_estimate": estimate}
+        it = lab(config(4, max_running=16, options=options), num_blocks=60)
+        it.sim.at(0.0, *(submit(f"r{index}", 8, 200, forced_length=10) for index in range(30)))
+        it.sim.at(0.0, submit("long", 8, 60))
+        it.sim.run()
+        lengths = {rid: len(ids) for rid, ids in it.outputs().items()}
+        assert lengths == {**{f"r{index}": 10 for index in range(30)}, "long": 60}  # the estimate ends nobody
+        makespans[estimate] = max(end.timing.finished or 0.0 for end in it.ends().values())
+        most[estimate] = max(len(plan.rows) for plan in it.plans)
+        assert it.host.stats()["policy_faults"] == 0
+    assert most["max_tokens"] <= 4 < most["average"]
+    assert makespans["average"] < makespans["max_tokens"]
+
+
+def test_the_running_average() -> None:
+    """Unknown before the first end; who has outgrown it counts for a tenth more than it has; never more than asked."""
+
+    def seen(produced: int, kind: Any = "finished", max_tokens: int = 1000) -> Any:
+        view = SimpleNamespace(
+            num_output_tokens=produced, num_tokens=8 + produced, num_prompt_tokens=8, max_tokens=max_tokens
+        )
+        return Event(kind, view, 0, 0.0)  # type: ignore[arg-type]
+
+    average = AverageOutput(longest_output=400)
+    assert average.longest(seen(0).request) == 400
+    for event in (seen(0), seen(7, "tokens"), seen(32), seen(64)):
+        average.learn(event)
+    assert average.tokens == 32 + 32 / 16
+    assert [average.longest(seen(produced).request) for produced in (0, 30, 100, 390)] == [34, 34, 111, 400]
+    assert final_length(seen(30).request, average.longest(seen(30).request)) == 8 + 34
+    assert final_length(seen(30, max_tokens=31).request, average.longest(seen(30).request)) == 8 + 31
 
 
 def test_an_idle_engine_admits_whatever_the_estimate_says() -> None:
