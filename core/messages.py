@@ -122,7 +122,7 @@ class Started(msgspec.Struct, frozen=True):
     priority: int = 0
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """``count`` tokens of ``rid`` from position ``start``; ``token_ids`` None means the id it sampled last.
 
     ``samples`` is true when the row reaches the last known token, so that the next one is drawn.
@@ -135,7 +135,7 @@ class Row(msgspec.Struct, frozen=True):
     samples: bool
 
 
-class GrantedRow(Row, frozen=True):
+class GrantedRow(Row, frozen=True, gc=False):
     """A row with room: ``block_table`` block ids by logical block, ``slot_mapping`` one pool slot per token."""
 
     block_table: tuple[int, ...]
@@ -233,7 +233,7 @@ class Finish(msgspec.Struct, frozen=True):
     num_preemptions: int = 0
 
 
-class EmitRow(msgspec.Struct, frozen=True):
+class EmitRow(msgspec.Struct, frozen=True, gc=False):
     """News of one request: new ids, and its end.  The first row of a request has neither: it was accepted."""
 
     rid: str

@@ -125,7 +125,8 @@ class Engine:
             if last is not None:
                 limit_s = max(config.executor.stall_s, RELOAD_FACTOR * last.load_s)
             last = None
-            gc.collect()  # after a failure the old executor's gigabytes may hang in a cycle
+            gc.unfreeze()  # after a failure the old executor's gigabytes may hang in a cycle
+            gc.collect()
             name, options = config.executor.use, config.executor.options
             made = make_executor() if make_executor else self.registry.make("executor", name, options, config)
             last = ExecutorThread(made, kernel.post_threadsafe, kernel.now, limit_s)
@@ -221,7 +222,8 @@ class Engine:
     async def drain(self) -> None:
         """Refuse what comes, let what runs finish within ``server.drain_s``.
 
-        A prompt that is being encoded was taken before: the host hears of the drain when all of them have reached it.
+        What waits for its turn in a gateway, and a prompt that is being encoded, were taken before: the host hears of
+        the drain when all of them have reached it.
         """
         started, drain_s = self.kernel.now(), self.config.server.drain_s
         self.kernel.draining = True  # the edges take nothing new from now on
@@ -229,6 +231,9 @@ class Engine:
             if Command in gateway.consumes:
                 deliver_to(gateway.deliver)(Command("drain"), started)
         with anyio.move_on_after(drain_s):
+            for gateway in self.gateways:
+                if handed_over := getattr(gateway, "handed_over", None):
+                    await handed_over()
             await self.text.encoded()
         await self._drain_kernels(max(0.0, drain_s - (self.kernel.now() - started)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from .command import FAILED, OK
 from .options import add_config, config_path, load_config
 
 log = structlog.get_logger("mainspring.serve")
+COLLECT_AFTER = 20_000  # new objects; a step of a thousand rows makes some thousands and lets them go by itself
 
 
 class ServeCommand:
@@ -67,11 +69,22 @@ async def serve(engine: Engine) -> int:
     try:
         with stopping:
             async with engine:
+                keep_loaded()
                 log.info("ready", model=engine.kernel.info.model, detail=engine.kernel.info.detail)
                 await anyio.sleep_forever()
     finally:
         signals.cancel()
     return FAILED if signals.done() else OK
+
+
+def keep_loaded() -> None:
+    """Spare what has been loaded by now (code, tokenizer, model) the garbage collector's passes.
+
+    They would look at a million objects that stay, some milliseconds at a time and a sixth of a busy server's work.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
 
 
 def _reload(engine: Engine) -> None:

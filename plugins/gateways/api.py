@@ -37,8 +37,11 @@ class TextApi(Protocol):
         *,
         tenant: str | None = None,
         received: float | None = None,
+        taken: bool = False,
     ) -> str:
-        """Start a generation and return its rid; everything else arrives at ``sink``, one ``Ended`` at the end."""
+        """Start a generation and return its rid; everything else arrives at ``sink``, one ``Ended`` at the end.
+
+        While the server drains only what was ``taken`` before is started."""
 
     def cancel(self, rid: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a generation early; its ``Ended`` still comes.  Unknown and finished rids are ignored."""
@@ -54,6 +57,10 @@ class ServerSession(Protocol):
     """One connection's protocol without I/O.  ``num_sources`` answers are not finished."""
 
     num_sources: int
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that the session itself holds back until others have ended."""
 
     @property
     def backlog_bytes(self) -> int:

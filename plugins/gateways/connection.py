@@ -1,9 +1,9 @@
-"""One WebSocket connection: a reader, a writer, and the generations between them, whatever protocol it speaks.
+"""One WebSocket connection: a reader, turns at writing, and the generations between, whatever protocol it speaks.
 
 The reader never waits for the model or for a send, so a cancel or a disconnect is seen at once.  Events of the text
-edge are taken synchronously and only wake the writer.  The library never times out a peer that stopped reading (its
-``send``, its keepalive and its ``close`` all wait in the same place), so a watchdog gives every send a deadline and
-then aborts the transport.
+edge are taken synchronously and only ask for a turn.  The library never times out a peer that stopped reading (its
+``send``, its keepalive and its ``close`` all wait in the same place), so a watchdog waits for room to write until a
+deadline and then aborts the transport.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import contextlib
 from collections import deque
 
 from websockets.exceptions import ConnectionClosed
-from websockets.protocol import State
 
 from ...core.errors import ClientError
 from ..logs import get
@@ -28,6 +27,7 @@ from .hub import Hub
 from .keys import Peer
 
 THREAD_PARSE_CHARS = 64 * 1024  # frames from this size on are parsed on a thread
+BATCH_BYTES = 16 * 1024  # frames are written together until they have so many
 MAX_BACKLOG_BYTES = 2**20  # replies waiting beyond this: the reader reads no further frame until they are sent
 CLOSE_TIMEOUT_S = 5.0  # for flushing and the closing handshake together, then the transport is aborted
 
@@ -46,14 +46,12 @@ class Connection:
         self._kept: set[Generation] = set()  # ended, but could be resumed elsewhere
         self._num_open = 0
         self._num_bytes = 0  # of the frames of all of them
-        self._wake = asyncio.Event()  # there may be something to send
-        self._idle = asyncio.Event()  # nothing waits and nothing is being sent, or nothing will be sent any more
+        self._idle = asyncio.Event()  # nothing waits and there is room, or nothing will be sent any more
         self._idle.set()
-        self._writing = True  # until the writer has ended
-        self._writer: asyncio.Task[None] | None = None  # started with the first thing to send
+        self._writing = True  # as long as anything may be sent
+        self._in_turn = False  # it stands in the queue of those who have something to send
         self._closer: asyncio.Task[None] | None = None
-        self._sending_since: float | None = None  # loop time at which the present send began
-        self._watchdog: asyncio.TimerHandle | None = None
+        self._watchdog: asyncio.TimerHandle | None = None  # while there is no room to write
         self._leaving = False  # it is being closed
         self._slow = False  # the write deadline has cut it
         self._active_at = self._loop.time()
@@ -65,9 +63,12 @@ class Connection:
     async def run(self) -> None:
         """Read until the peer closes, fails or must be closed; what can't be resumed is then cancelled."""
         self._ws.when_closing(self._closing)
+        self._ws.when_writable(self._writable)
         try:
             if (hello := self._session.hello()) is not None:
-                await self._ws.send(hello, text=True)  # without a writer: most connections are silent after it
+                await self._ws.send(hello, text=True)
+            if self._hub.port.draining:  # since it was let in
+                self.goaway("drain", self._hub.server.drain_s)
             self._patrol()
             close = await self._read()
             if close is not None:
@@ -78,17 +79,19 @@ class Connection:
             _log.error("connection_failed", connection=str(self._ws.id), exc_info=True)
             await self._close_unread(1011, "internal error")
         finally:
-            self._writing = False
-            self._leave("disconnect")
-            for timer in (self._patrol_timer, self._watchdog, self._abort_timer):
+            self._stop_writing()
+            for timer in (self._patrol_timer, self._abort_timer):
                 if timer is not None:
                     timer.cancel()
-            if self._writer is not None:
-                self._writer.cancel()
             self._ws.transport.abort()
             code = self._ws.close_code
             facts = {"close_code": None if code is None else int(code), "slow": self._slow}
             _log.debug("connection_closed", connection=str(self._ws.id), **facts)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests taken from the peer that have not been given to the engine."""
+        return len(self._waiting) + self._session.num_waiting
 
     def goaway(self, reason: str, grace_s: float) -> None:
         """Take nothing new; the peer is told to connect again."""
@@ -117,7 +120,7 @@ class Connection:
     def _closing(self) -> None:
         """The closing handshake has begun: the work ends now, the connection as the peer closes it, or soon."""
         self._leaving = True  # frames that came before it are still to be read, and must start nothing
-        self._leave("disconnect")
+        self._stop_writing()
         self._abort_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self._ws.transport.abort)
 
     async def _close_unread(self, code: int, reason: str) -> None:
@@ -174,9 +177,8 @@ class Connection:
     def _generate(self, source: Source, received: float, num_bytes: int) -> None:
         hub = self._hub
         try:
-            if hub.port.draining or self._leaving:
-                who = "connection is being closed" if self._leaving else "server is draining"
-                raise ClientError("draining", f"the {who}; connect again for new generations")
+            if self._leaving:
+                raise ClientError("draining", "the connection is being closed; connect again for new generations")
             wait = self._num_open >= hub.server.max_running_per_connection
             total = self._num_bytes + num_bytes if self._generations else 0
             if wait or total > hub.server.max_pending_bytes:
@@ -294,45 +296,57 @@ class Connection:
         """There may be something to send."""
         if self._writing:
             self._idle.clear()
-            self._wake.set()
-            if self._writer is None:
-                self._writer = asyncio.create_task(self._write(), name="ws-writer")
+            if not self._in_turn and self._watchdog is None:
+                self._in_turn = True
+                self._hub.turns.add(self)
 
-    async def _write(self) -> None:
-        ws, pop, loop = self._ws, self._session.pop, self._loop
-        self._watch()
+    def write(self) -> bool:
+        """Its turn: send a batch.  True if it wants another one."""
+        self._in_turn = False
+        if not self._writing:
+            return False
         try:
-            while True:
-                self._wake.clear()
-                while (frame := pop()) is not None:
-                    if ws.state is not State.OPEN:  # a send would wait for the closing handshake
-                        return
-                    self._sending_since = loop.time()
-                    await ws.send(frame, text=True)
-                self._sending_since = None
+            batch, last = self._batch()
+            if batch and not self._ws.write_texts(batch):
+                self._watchdog = self._loop.call_later(self._hub.server.write_deadline_s, self._cut)
+            elif last:
                 self._idle.set()
-                await self._wake.wait()
-        except ConnectionClosed:
-            pass
-        except Exception:  # noqa: BLE001 - the reader must hear of it
-            _log.error("writer_failed", connection=str(ws.id), exc_info=True)
-            ws.transport.abort()
-        finally:
-            # The reader hears of the end as well, but perhaps only when the closing handshake has timed out.
-            self._writing = False
-            self._idle.set()
-            if self._watchdog is not None:
-                self._watchdog.cancel()
-            self._leave("disconnect")
-
-    def _watch(self) -> None:
-        """Abort the connection when one send takes too long: one timer, since a time-out per send would cost as much
-        as half the send."""
-        loop, since, deadline_s = self._loop, self._sending_since, self._hub.server.write_deadline_s
-        due = (loop.time() if since is None else since) + deadline_s
-        if due > loop.time():
-            self._watchdog = loop.call_at(due, self._watch)
-        else:
-            self._slow = True
-            self._hub.num_slow_closed += 1
+            else:
+                self._in_turn = True
+        except Exception:  # noqa: BLE001 - whatever it was, only this connection ends
+            _log.error("writer_failed", connection=str(self._ws.id), exc_info=True)
             self._ws.transport.abort()
+            self._stop_writing()
+        return self._in_turn
+
+    def _batch(self) -> tuple[list[bytes], bool]:
+        """The next frames, as many as go into one write; and whether they are the last that wait."""
+        batch, size, pop = list[bytes](), 0, self._session.pop
+        while size < BATCH_BYTES:
+            if (frame := pop()) is None:
+                return batch, True
+            batch.append(frame)
+            size += len(frame)
+        return batch, False
+
+    def _writable(self) -> None:
+        """The peer has read so much that there is room again."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+            self.poke()
+
+    def _cut(self) -> None:
+        """There was no room for the whole of the write deadline."""
+        self._slow = True
+        self._hub.num_slow_closed += 1
+        self._ws.transport.abort()
+
+    def _stop_writing(self) -> None:
+        """Nothing will be sent any more; what runs for this peer only ends."""
+        self._writing = False
+        self._idle.set()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+        self._leave("disconnect")

@@ -64,7 +64,9 @@ class Generation:
         """Hand the request to the text edge."""
         self._stop(self._deadline_timer)
         hub, source = self._hub, self.source
-        self.rid = hub.text.open(source.request, self._sink, tenant=self._peer.tenant, received=self._received)
+        at, tenant = self._received, self._peer.tenant
+        # While the server drains the sessions and the POST surfaces refuse: what comes this far was taken before.
+        self.rid = hub.text.open(source.request, self._sink, tenant=tenant, received=at, taken=True)
         hub.port.post(Note(self.rid, "gateway", {"name": "ws", "client_id": source.id}))
         if self._progress_timer is not None and not self.ended:
             hub.watchers[self.rid] = self
@@ -140,13 +142,15 @@ class Generation:
     # --- events ------------------------------------------------------------------------------------------------------
 
     def _sink(self, event: TextEvent) -> None:
-        if isinstance(event, Delta | Ended) and self._progress_timer is not None:
+        if self._progress_timer is not None and isinstance(event, Delta | Ended):
             self._end_progress()
-        if isinstance(event, Ended) and self.source.paused:
-            self._hub.num_paused -= 1
-        self.source.event(event)
         if isinstance(event, Ended):
+            if self.source.paused:
+                self._hub.num_paused -= 1
+            self.source.event(event)
             self._end(event.rid, event.finish)
+        else:
+            self.source.event(event)
         self._poke()
 
     def _poke(self) -> None:

@@ -138,15 +138,19 @@ class HttpApp:
             return
         if method != "POST" or handle is None:
             raise ClientError("invalid_request", f"{path} answers POST")
-        if self._hub.port.draining or not self._hub.port.ready:
-            raise ClientError("draining" if self._hub.port.draining else "overloaded", "the server is not ready")
+        self._check_ready()
         try:
             body = await self._body(receive)
         except TimeoutError:
             self._abort(scope["client"])
             return
+        self._check_ready()  # which may have changed while the body came
         if body is not None:
             await handle(Call(body, peer, received, receive, send, scope["client"]))
+
+    def _check_ready(self) -> None:
+        if self._hub.port.draining or not self._hub.port.ready:
+            raise ClientError("draining" if self._hub.port.draining else "overloaded", "the server is not ready")
 
     async def _delete(self, peer: Peer, response_id: str, send: Send) -> None:
         """Forget a stored response."""

@@ -11,6 +11,7 @@ from ..wire.responses_history import ResponseStore
 from .admission import Admission
 from .api import TextApi
 from .shelf import Shelf
+from .turns import Turns
 
 if TYPE_CHECKING:
     from .generation import Generation
@@ -22,6 +23,7 @@ class Hub:
     def __init__(self, text: TextApi, port: KernelPort, server: ServerConfig) -> None:
         self.text, self.port, self.server = text, port, server
         self.admission = Admission(server)
+        self.turns = Turns()
         self.shelf = Shelf(server.max_retained_per_key)
         self.responses = ResponseStore(server.response_store_bytes)
         self.watchers: dict[str, Generation] = {}

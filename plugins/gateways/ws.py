@@ -52,6 +52,7 @@ PING_TIMEOUT_S = 90.0  # a client that pauses does not answer pings either, and 
 # Of each connection, in the system.  By itself it grows to megabytes for a client that does not read, and the tokens in
 # them are computed and kept as context before the generation is paused.
 SEND_BUFFER_BYTES = 128 * 1024
+POLL_S = 0.01
 BACKLOG = 1024  # connections the system may hold for us, also while the model is loading
 AGE_JITTER = 0.05  # connections opened together are not all closed together
 
@@ -120,6 +121,11 @@ class WebSocketGateway:
         elif isinstance(message, Control) and message.action == "drain":
             for connection in self._connections:
                 connection.goaway("drain", self._config.server.drain_s)
+
+    async def handed_over(self) -> None:
+        """Return once everything that was taken before a drain has been given to the engine."""
+        while any(connection.num_waiting for connection in self._connections):  # noqa: ASYNC110 - or ends otherwise
+            await anyio.sleep(POLL_S)
 
     async def flush(self) -> None:
         """Return once every connection has sent what waited; a client that does not read holds it up."""

@@ -84,12 +84,14 @@ class TextEdge:
         tenant: str | None = None,
         received: float | None = None,
         parent: str | None = None,
+        taken: bool = False,
     ) -> str:
         """Start a request and return its id at once; everything else, refusals too, arrives at ``sink`` later.
 
         ``sink`` is called on the event loop and must not block; if it raises, its request is cancelled.  ``tenant``
         overrides the request's own; ``received`` is the clock time at which the request came in (deadlines count
         from it), default now.  ``parent`` is the rid of a running request to fork: the new one goes on from its text.
+        ``taken``: the caller had accepted it before the drain began that others are refused for.
         """
         rid = "r" + secrets.token_hex(6)
         while rid in self._live:
@@ -98,7 +100,7 @@ class TextEdge:
         live = Live(rid, request, sink, tenant or request.tenant, now if received is None else received, parent)
         self._live[rid] = live
         loop = asyncio.get_running_loop()
-        if self._closed or self._kernel.draining:
+        if self._closed or (self._kernel.draining and not taken):
             loop.call_soon(self._fail, live, ClientError("draining", "the server is shutting down"))
             return rid
         if live.deadline is not None:

@@ -14,7 +14,7 @@ class Accepted(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
 
 
-class Delta(msgspec.Struct, frozen=True):
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """New text and the ids since the last event; ``text`` may be empty if the ids were asked for."""
 
     rid: str

@@ -64,11 +64,11 @@ class Stream(Source):
 
     def event(self, event: TextEvent) -> None:
         """Take one event of the text edge; what it means for the peer is then waiting in ``Session.pop``."""
-        if isinstance(event, Accepted):
-            self.put(lambda seq: encode(self._start(seq, event.rid)))
-            return
         if isinstance(event, Delta):
             self.add(event.text, event.token_ids)
+            return
+        if isinstance(event, Accepted):
+            self.put(lambda seq: encode(self._start(seq, event.rid)))
             return
         self.end_pause()
         self.finish = event.finish
@@ -99,7 +99,7 @@ class Stream(Source):
 
     @property
     def has_frames(self) -> bool:
-        return bool(self._replay) or super().has_frames
+        return bool(self._replay) or (bool(self._out) and not self._held)
 
     def take(self) -> bytes | None:
         if self._replay:

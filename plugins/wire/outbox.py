@@ -194,7 +194,8 @@ class Outbox:
     def __init__(self) -> None:
         self._queue: deque[bytes | Source] = deque()
         self._bytes = 0
-        self.num_sources = 0  # answers that may still send something
+        self._num_sources = 0
+        self.share_bytes = MAX_SOURCE_BYTES  # of text of one answer that may wait here
 
     @property
     def backlog_bytes(self) -> int:
@@ -202,9 +203,19 @@ class Outbox:
         return self._bytes + SOURCE_BYTES * len(self._queue)
 
     @property
-    def share_bytes(self) -> int:
-        """How much text of one answer may wait here."""
-        return min(MAX_SOURCE_BYTES, MAX_OUTBOX_BYTES // max(1, self.num_sources))
+    def num_sources(self) -> int:
+        """Answers that may still send something."""
+        return self._num_sources
+
+    @num_sources.setter
+    def num_sources(self, number: int) -> None:
+        self._num_sources = number
+        self.share_bytes = min(MAX_SOURCE_BYTES, MAX_OUTBOX_BYTES // max(1, number))
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are held back here until others have ended."""
+        return 0
 
     def pop(self) -> bytes | None:
         """The next frame to send, or None."""

@@ -165,7 +165,8 @@ class ResponsesSession(Outbox):
         self._due: list[Action] = []
         self._num_waiting = self._num_bytes = 0
         self._frames = BadFrames()
-        self._closing: ClientError | None = None
+        self._closing: ClientError | None = None  # why no new response is taken
+        self._too_old: ClientError | None = None  # why those that wait are not begun either
 
     def hello(self) -> bytes | None:
         """Nothing: the client speaks first."""
@@ -200,12 +201,12 @@ class ResponsesSession(Outbox):
         return due
 
     def goaway(self, reason: str, grace_ms: int) -> None:
-        """Take no new response from now on."""
+        """Take no new response from now on; those that wait are answered if it is for a drain."""
         if reason == "drain":
             self._closing = ClientError("draining", "the server is draining; connect again for new responses")
         else:
             text = "the connection has reached its greatest age; connect again for new responses"
-            self._closing = ClientError("websocket_connection_limit_reached", text)
+            self._closing = self._too_old = ClientError("websocket_connection_limit_reached", text)
 
     def farewell(self, reason: str) -> None:
         """Before it is closed for its age the peer is told why."""
@@ -220,7 +221,13 @@ class ResponsesSession(Outbox):
             self.num_sources -= 1
             self._next(lane)
 
+    @property
+    def num_waiting(self) -> int:
+        return self._num_waiting
+
     def _wait(self, event: Waiting) -> None:
+        if self._closing is not None:
+            event = RefusedEvent(self._closing, event.lane, create=True)  # its parent can still be continued elsewhere
         try:
             lane = self._lane(event.lane)
             num_bytes = event.num_bytes if isinstance(event, CreateEvent) else 0
@@ -263,8 +270,8 @@ class ResponsesSession(Outbox):
             self._due.append(Generate(stream, received, event.num_bytes))
 
     def _open(self, create: CreateEvent) -> ResponseStream:
-        if self._closing is not None:
-            raise self._closing
+        if self._too_old is not None:
+            raise self._too_old
         try:
             if create.model is not None and create.model not in self._names:
                 raise model_not_found(create.model, self._names)

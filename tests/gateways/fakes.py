@@ -87,9 +87,15 @@ class FakeText:
         self._changed = asyncio.Event()
 
     def open(
-        self, request: GenerateRequest, sink: Sink, *, tenant: str | None = None, received: float | None = None
+        self,
+        request: GenerateRequest,
+        sink: Sink,
+        *,
+        tenant: str | None = None,
+        received: float | None = None,
+        taken: bool = False,
     ) -> str:
-        assert received is not None
+        assert received is not None and taken
         rid = f"r{len(self.requests)}"
         self.requests.append(request)
         self.tenants.append(tenant or request.tenant)

@@ -20,6 +20,7 @@ from typing import Any
 from mainspring.core.config import AllocatorConfig
 from mainspring.core.messages import StepLaunch, StepResult
 from mainspring.core.policy import ExecutorInfo
+from mainspring.plugins.cli.serve import keep_loaded
 from mainspring.plugins.config_file import load
 from mainspring.plugins.engine import Engine
 from mainspring.plugins.text.edge import TextEdge
@@ -64,6 +65,7 @@ async def main(settings: list[str], rate: float) -> None:
         text=TextEdge(config, TextModel(byte_level(), FACTS)),
     )
     async with engine:
+        keep_loaded()
         say(engine.gateways[0].port)
         while line := await asyncio.to_thread(sys.stdin.readline):
             say(rss_bytes() if line == "memory\n" else json.dumps(figures(engine)))

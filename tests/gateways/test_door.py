@@ -10,6 +10,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
+from mainspring.core.messages import Control
 from mainspring.plugins.gateways.door import Door
 from mainspring.plugins.gateways.keys import load_keys
 from mainspring.plugins.gateways.pages import Pages
@@ -160,6 +161,7 @@ async def test_draining_refuses_new_work_and_finishes_the_old() -> None:
         while not served.text.num_live:
             await ws.recv()
         served.port.draining = True
+        served.gateway.deliver(Control("drain"))
         with pytest.raises(InvalidStatus) as refused:
             await connect(served.url, proxy=None)
         assert refused.value.response.status_code == 503
@@ -171,7 +173,7 @@ async def test_draining_refuses_new_work_and_finishes_the_old() -> None:
         (error,) = (await collect(ws, "new"))["new"]
         assert (error["code"], error["status"]) == ("draining", 503)
         frame = await receive(ws)
-        while frame["type"] == "delta":
+        while frame["type"] in ("delta", "goaway"):
             frame = await receive(ws)
         assert (frame["id"], frame["reason"], frame["usage"]["output"]) == ("old", "length", 100)
 

@@ -207,13 +207,3 @@ async def test_coalesce_ms_makes_fewer_frames_of_the_same_text() -> None:
         frames = await collect(ws, "a", "b")
         assert text_of(frames["a"]) == text_of(frames["b"])
         assert len(frames["a"]) < len(frames["b"]) / 2
-
-
-async def test_b8_idle_connections_have_no_writer() -> None:
-    """B8: the writer starts with the first thing to send."""
-    async with serve() as served, served.client() as ws:
-        (connection,) = served.gateway._connections
-        assert connection._writer is None
-        await send(ws, type="ping")
-        await receive(ws)
-        assert connection._writer is not None
