@@ -25,11 +25,10 @@ from ..settings import ServerConfig
 from ..wire.errors import model_not_found
 from .cors import Cors
 from .keys import ANYBODY, Keys, Peer
-from .pages import Page, Pages
+from .pages import RETRY_AFTER_S, Page, Pages
 
 CONTROL_PATH = "/v1/control"
 KEY_PROTOCOL = "openai-insecure-api-key."  # browsers can't set headers, so the key comes as a subprotocol
-RETRY_AFTER_S = 2  # a refused handshake may be tried again then; WebSocket clients retry a 503 by themselves
 
 _LOOPBACK_ORIGIN = re.compile(r"https?://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?")
 
@@ -94,9 +93,10 @@ class Door:
             return Refusal(HTTPStatus.FORBIDDEN, "forbidden", "the Host header names no loopback address")
         upgrade = any("websocket" in value.lower() for value in request.headers.get_all("Upgrade"))
         page = None if upgrade and path in self._sockets else self._pages.find(path)
-        asks = {name.lower(): value for name, value in request.headers.raw_items()}
-        if request.method == "OPTIONS" and (allowed := self.cors.preflight(asks)) is not None:
-            return Page(HTTPStatus.NO_CONTENT, b"", headers=allowed)
+        if request.method == "OPTIONS":
+            asks = {name.lower(): value for name, value in request.headers.raw_items()}
+            if (allowed := self.cors.preflight(asks)) is not None:
+                return Page(HTTPStatus.NO_CONTENT, b"", headers=allowed)
         if page is None and path not in self._sockets:
             valid = ", ".join([*self._sockets, *self._pages.paths])
             return Refusal(HTTPStatus.NOT_FOUND, "not_found", f"no such path; valid paths: {valid}")

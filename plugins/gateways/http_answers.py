@@ -9,10 +9,10 @@ import msgspec
 
 from ...core.errors import ClientError
 from ..wire.errors import error_object
+from .pages import RETRY_AFTER_S
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 JSON, EVENTS = b"application/json", b"text/event-stream; charset=utf-8"
-RETRY_AFTER_S = b"2"  # what a client is told that came at a bad time
 
 
 def refusal(error: ClientError) -> dict[str, Any]:
@@ -51,6 +51,6 @@ async def answer(send: Send, status: int, value: Any) -> None:
     body = msgspec.json.encode(value)
     more = [(b"content-length", str(len(body)).encode())]
     if status in (429, 503):
-        more.append((b"retry-after", RETRY_AFTER_S))
+        more.append((b"retry-after", str(RETRY_AFTER_S).encode()))
     await send(start(status, JSON, *more))
     await send({"type": "http.response.body", "body": body})

@@ -14,7 +14,7 @@ import msgspec
 from ...core.errors import ClientError
 from ..wire.actions import Generate
 from ..wire.anthropic_messages import MessageStream, message_error, parse_message
-from ..wire.errors import model_not_found
+from ..wire.errors import model_not_found, response_not_found
 from ..wire.openai_chat import CHAT, TEXT, CompletionStream, parse_body
 from ..wire.outbox import Outbox, Source
 from ..wire.reading import check_fields, read_object
@@ -118,6 +118,7 @@ class HttpApp:
 
     async def _handle(self, scope: Any, headers: dict[str, str], receive: Receive, send: Send) -> None:
         received, path, method = self._hub.port.now(), scope["path"], scope["method"]
+        raw_path = scope["raw_path"].decode("latin-1")  # an id may hold what reads like an escape
         if method == "OPTIONS" and (allowed := self._cors.preflight(headers)) is not None:
             more = [(name.encode(), value.encode()) for name, value in allowed.items()]
             await send({"type": "http.response.start", "status": 204, "headers": more})
@@ -125,16 +126,16 @@ class HttpApp:
             return
         peer = self._identify(headers)
         if method in ("GET", "HEAD"):  # on a connection that a POST has kept alive
-            await self._page(path, method, peer, send)
+            await self._page(raw_path, method, peer, send)
             return
-        stored = method == "DELETE" and path.startswith(RESPONSES_PATH + "/")
+        stored = method == "DELETE" and raw_path.startswith(RESPONSES_PATH + "/")
         handle = self.paths.get(path)
         if handle is None and not stored:
             raise ClientError("not_found", f"no such path for {method}; valid paths: {', '.join(self.paths)}")
         if isinstance(peer, ClientError):
             raise peer
         if stored:
-            await self._delete(peer, unquote(path.removeprefix(RESPONSES_PATH + "/")), send)
+            await self._delete(peer, unquote(raw_path.removeprefix(RESPONSES_PATH + "/")), send)
             return
         if method != "POST" or handle is None:
             raise ClientError("invalid_request", f"{path} answers POST")
@@ -155,7 +156,7 @@ class HttpApp:
     async def _delete(self, peer: Peer, response_id: str, send: Send) -> None:
         """Forget a stored response."""
         if not self._hub.responses.drop(peer.name, response_id):
-            raise ClientError("not_found", f"no response with the id {response_id[:80]!r} is stored", "response_id")
+            raise response_not_found(response_id)
         await answer(send, 200, {"id": response_id, "object": "response", "deleted": True})
 
     async def _page(self, path: str, method: str, peer: Peer | ClientError, send: Send) -> None:

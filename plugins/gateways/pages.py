@@ -11,13 +11,14 @@ import msgspec
 
 from ...core.edge import KernelPort
 from ...core.errors import ClientError
-from ..wire.errors import error_object, model_not_found
+from ..wire.errors import error_object, model_not_found, response_not_found
 from ..wire.responses_history import ResponseStore
 from .keys import Peer
 
 JSON = "application/json"
 MODELS_PATH = "/v1/models"
 RESPONSES_PATH = "/v1/responses"
+RETRY_AFTER_S = 2  # who came at a bad time may try again then; WebSocket clients retry a 503 by themselves
 
 
 class Page(NamedTuple):
@@ -61,6 +62,7 @@ class Pages:
         return tuple(self._pages)
 
     def find(self, path: str) -> Entry | None:
+        """``path`` as it was sent, with its escapes."""
         if path.startswith(MODELS_PATH + "/"):
             name = unquote(path.removeprefix(MODELS_PATH + "/"))
             return Entry(lambda _peer: self._model(name), True)
@@ -77,7 +79,8 @@ class Pages:
         port = self._port
         ready = port.ready and not port.draining
         state = "ready" if ready else "draining" if port.draining else "not ready"
-        return _page(_status(ready), {"status": state})._replace(headers={} if ready else {"Retry-After": "2"})
+        headers = {} if ready else {"Retry-After": str(RETRY_AFTER_S)}
+        return _page(_status(ready), {"status": state})._replace(headers=headers)
 
     def _models(self, peer: Peer) -> Page:
         return _page(HTTPStatus.OK, {"object": "list", "data": [self._card(name) for name in self.names]})
@@ -91,8 +94,7 @@ class Pages:
         """A response that was stored."""
         found = self._stored.find(peer.name, response_id)
         if found is None:
-            text = f"no response with the id {response_id[:80]!r} is stored"
-            return _error(ClientError("not_found", text, "response_id"))
+            return _error(response_not_found(response_id))
         return Page(HTTPStatus.OK, found.body)
 
     def _card(self, name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ UNSTARTED = (FinishReason.ERROR, FinishReason.DEADLINE)  # of one that was never
 
 
 class Answer(Source):
-    """One answer.  A subclass writes ``begin``, ``end`` and ``refuse``, each in its API's words.
+    """One answer.  A subclass writes ``begin`` and ``end`` in its API's words, and ``refuse`` if that is a frame.
 
     ``streams``: text goes out as it comes; ``keeps``: the end repeats it (``text``).
     """
@@ -60,6 +60,10 @@ class Answer(Source):
         self._show(event.text, event.token_ids)
         failure = failure_of(event.finish, event.rid) if event.finish.reason is FinishReason.ERROR else None
         self.end(event.finish, failure)
+
+    def refuse(self, error: ClientError) -> None:
+        """End it without an answer."""
+        self.failure = error
 
     def begin(self) -> None:
         """Queue what comes before the text."""

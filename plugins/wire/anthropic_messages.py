@@ -75,10 +75,6 @@ class MessageStream(Answer):
         super().__init__(outbox, name, wanted.request, clock, streams=wanted.stream, keeps=not wanted.stream)
         self._model = wanted.model or model
 
-    def refuse(self, error: ClientError) -> None:
-        """End it without an answer."""
-        self.failure = error
-
     def encode_delta(self, seq: int, text: str, count: int, token_ids: tuple[int, ...]) -> bytes:
         return encode({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
 

@@ -7,6 +7,7 @@ from typing import Any
 from ...core.errors import ERROR_KINDS, ClientError
 from ...core.messages import Finish, FinishReason
 from .actions import Action, Close
+from .reading import MAX_SHOWN
 
 MAX_BAD_FRAMES = 10  # in a row, then the connection is closed
 
@@ -24,7 +25,14 @@ def failure_of(finish: Finish, rid: str) -> ClientError:
 
 def model_not_found(model: str, names: tuple[str, ...], param: str = "model") -> ClientError:
     """``model`` is none of the served ``names``."""
-    return ClientError("model_not_found", f"model {model[:80]!r} is not served here (valid: {', '.join(names)})", param)
+    text = f"model {model[:MAX_SHOWN]!r} is not served here (valid: {', '.join(names)})"
+    return ClientError("model_not_found", text, param)
+
+
+def response_not_found(response_id: str) -> ClientError:
+    """No response of this id is stored for who asks."""
+    text = f"no response with the id {response_id[:MAX_SHOWN]!r} is stored"
+    return ClientError("not_found", text, "response_id")
 
 
 def error_object(error: ClientError) -> dict[str, Any]:

@@ -87,10 +87,6 @@ class CompletionStream(Answer):
         super().__init__(outbox, name, wanted.request, clock, streams=wanted.stream, keeps=not wanted.stream)
         self._wanted, self._model, self._created = wanted, wanted.model or model, int(wall_clock())
 
-    def refuse(self, error: ClientError) -> None:
-        """End it without an answer."""
-        self.failure = error
-
     def encode_delta(self, seq: int, text: str, count: int, token_ids: tuple[int, ...]) -> bytes:
         return self._chunk({"delta": {"content": text}} if self._wanted.kind == CHAT else {"text": text}, None)
 

@@ -97,7 +97,7 @@ class Source:
         raise NotImplementedError
 
     def encode_delta(self, seq: int, text: str, count: int, token_ids: tuple[int, ...]) -> bytes:
-        """The frame of a delta."""
+        """The frame of a delta with this sequence number: ``text``, of ``count`` tokens; their ids, if asked for."""
         raise NotImplementedError
 
     @property

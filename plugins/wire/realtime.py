@@ -18,6 +18,7 @@ from .actions import Action, Cancel, Generate
 from .answers import Answer, io_counts
 from .errors import BadFrames, error_object, model_not_found
 from .outbox import Outbox
+from .reading import MAX_SHOWN
 from .realtime_requests import Event, Refused, parse_event, response_options, session_changes, to_request
 from .responses_events import encode
 from .responses_requests import message_of
@@ -218,7 +219,7 @@ class RealtimeSession(Outbox):
         item = item_object(wanted or self.new_id("item"), "completed", message["role"], message["content"])
         previous = self.items[place - 1]["id"] if place else None
         self.items.insert(place, item)
-        self._num_chars += len(message["content"])
+        self._num_chars += _num_chars(item)
         for kind in ("conversation.item.added", "conversation.item.done"):
             self.queue(self.encode(kind, previous_item_id=previous, item=item))
 
@@ -241,7 +242,7 @@ class RealtimeSession(Outbox):
         for place, item in enumerate(self.items):
             if item["id"] == item_id:
                 return place
-        raise ClientError("not_found", f"no item has the id {str(item_id)[:80]!r}", param)
+        raise ClientError("not_found", f"no item has the id {str(item_id)[:MAX_SHOWN]!r}", param)
 
     def _create_response(self, event: Event) -> list[Action]:
         options = response_options(event.fields)

@@ -29,7 +29,7 @@ from .responses_events import (
     text_part,
     usage_object,
 )
-from .responses_history import History, Shelf, Stored
+from .responses_history import History, OwnResponses, Stored
 from .responses_requests import (
     CancelEvent,
     ClientEvent,
@@ -152,7 +152,7 @@ class ResponsesSession(Outbox):
         aliases: Collection[str] = (),
         max_waiting: int = 64,
         max_waiting_bytes: int = 32 * 2**20,
-        shelf: Shelf | None = None,
+        shelf: OwnResponses | None = None,
     ) -> None:
         """``max_waiting`` requests, of ``max_waiting_bytes`` together, wait in all lanes; what is stored outlives the
         connection on the ``shelf``."""

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from ...core.errors import ClientError
+from .reading import MAX_SHOWN
 from .responses_requests import Message
 
 MAX_OTHERS = 32  # besides the latest of every lane
@@ -30,35 +31,37 @@ class ResponseStore:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self.num_bytes = max_bytes, 0
-        self._entries: OrderedDict[tuple[str, str], Stored] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str], tuple[Stored, int]] = OrderedDict()  # each with its bytes
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def of(self, owner: str) -> Shelf | None:
+    def of(self, owner: str) -> OwnResponses | None:
         """What this peer has stored; another one does not find it.  None: nothing is stored here."""
-        return Shelf(self, owner) if self._max_bytes else None
+        return OwnResponses(self, owner) if self._max_bytes else None
 
     def add(self, owner: str, response_id: str, stored: Stored) -> None:
-        self._entries[owner, response_id] = stored
-        self.num_bytes += _size(stored)
+        num_bytes = _num_bytes(stored.messages) + len(stored.body)
+        self._entries[owner, response_id] = stored, num_bytes
+        self.num_bytes += num_bytes
         while self.num_bytes > self._max_bytes:
-            self.num_bytes -= _size(self._entries.popitem(last=False)[1])
+            self.num_bytes -= self._entries.popitem(last=False)[1][1]
 
     def find(self, owner: str, response_id: str) -> Stored | None:
-        if (found := self._entries.get((owner, response_id))) is not None:
-            self._entries.move_to_end((owner, response_id))
-        return found
+        if (found := self._entries.get((owner, response_id))) is None:
+            return None
+        self._entries.move_to_end((owner, response_id))
+        return found[0]
 
     def drop(self, owner: str, response_id: str) -> bool:
         """Forget it; False if there is none."""
         gone = self._entries.pop((owner, response_id), None)
         if gone is not None:
-            self.num_bytes -= _size(gone)
+            self.num_bytes -= gone[1]
         return gone is not None
 
 
-class Shelf(NamedTuple):
+class OwnResponses(NamedTuple):
     """One peer's part of the store."""
 
     store: ResponseStore
@@ -74,7 +77,7 @@ class Shelf(NamedTuple):
 class History:
     """Conversations by response id; the latest of each lane is kept longest."""
 
-    def __init__(self, shelf: Shelf | None = None, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, shelf: OwnResponses | None = None, max_bytes: int = MAX_BYTES) -> None:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._latest: dict[str | None, str] = {}
         self._bytes, self._max_bytes, self._shelf = 0, max_bytes, shelf
@@ -86,7 +89,7 @@ class History:
             return entry.messages
         if self._shelf is not None and (stored := self._shelf.find(response_id)) is not None:
             return stored.messages
-        text = f"Previous response with id {response_id[:80]!r} not found."
+        text = f"Previous response with id {response_id[:MAX_SHOWN]!r} not found."
         raise ClientError("previous_response_not_found", text, "previous_response_id")
 
     def add(self, response_id: str, messages: tuple[Message, ...], lane: str | None) -> None:
@@ -114,7 +117,3 @@ class History:
 
 def _num_bytes(messages: tuple[Message, ...]) -> int:
     return sum(len(message["content"].encode()) for message in messages)
-
-
-def _size(stored: Stored) -> int:
-    return _num_bytes(stored.messages) + len(stored.body)

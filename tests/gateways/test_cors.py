@@ -53,13 +53,12 @@ async def test_a_browser_may_ask_first(kind: type[WebSocketGateway], monkeypatch
         assert "POST" in headers["access-control-allow-methods"] and "content-length" not in headers
         status, headers = await get(served, "/v1/chat/completions", "https://evil.example", "OPTIONS", *ask)
         assert status >= 400 and ALLOWED not in headers
-        status, headers = await get(served, "/v1/models", PAGE, "OPTIONS")
-        assert status >= 400
+        status, headers = await get(served, "/v1/models", PAGE, "OPTIONS")  # which asks for nothing
+        assert status in (400, 404, 405) and "access-control-allow-methods" not in headers
 
 
 async def test_a_refusal_over_http_can_be_read_by_the_page() -> None:
-    uvicorn = pytest.importorskip("uvicorn")
-    assert uvicorn
+    pytest.importorskip("uvicorn")
     async with serve(kind=kinds()[-1], allow_origins=(PAGE,)) as served:
         assert isinstance(served.port, FakePort)
         served.port.draining = True

@@ -322,3 +322,13 @@ async def test_failures_of_messages(stream: bool) -> None:
         failed = await post(served, "/v1/messages", ask | {"messages": [{"role": "user", "content": "boom"}]})
         last = failed.events[-1] if stream else failed.json
         assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+
+
+async def test_names_in_paths_are_unescaped_once() -> None:
+    """On a connection that a POST has kept alive as on any other: an alias may hold what reads like an escape."""
+    async with http(model_aliases=("org/50%25",)) as served:
+        for path, status in (("org%2F50%2525", 200), ("org/50%2525", 200), ("org%2F50%25", 404)):
+            first = request("/tokenize", b"{}")
+            replies = await talk(served, first, request(f"/v1/models/{path}", b"", method="GET"))
+            plain, _, _ = await served.http(f"GET /v1/models/{path} HTTP/1.1\nHost: localhost")
+            assert (replies[1].status, plain) == (status, status), path

@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.core.messages import Failure, Finish, FinishReason, Timing, Usage
+from mainspring.core.messages import Failure, FinishReason
 from mainspring.plugins.text.events import Accepted, Delta, Ended
 from mainspring.plugins.wire import realtime
 from mainspring.plugins.wire.actions import Action, Cancel, Close, Generate
 from mainspring.plugins.wire.realtime import RealtimeSession, RealtimeStream
 
-from .driver import drain
+from .driver import drain, finish
 from .schemas import check_server_frame
-
-TIMING = Timing(arrival=10.0, scheduled=10.25, first_token=10.75, finished=12.0)
 
 
 def make() -> RealtimeSession:
@@ -49,10 +47,6 @@ def begin(session: RealtimeSession, **response: Any) -> RealtimeStream:
     assert isinstance(action, Generate)
     assert isinstance(action.stream, RealtimeStream)
     return action.stream
-
-
-def finish(reason: FinishReason = FinishReason.STOP, **more: Any) -> Finish:
-    return Finish(reason=reason, usage=Usage(input=5, cached=2, output=4), timing=TIMING, **more)
 
 
 def answer(stream: RealtimeStream, text: str = "Hello", reason: FinishReason = FinishReason.STOP, **more: Any) -> None:
