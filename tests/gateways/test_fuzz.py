@@ -1,4 +1,7 @@
-"""Whatever a peer sends in whatever order: no crash, nothing left running, memory bounded, the next client served."""
+"""Whatever a peer sends in whatever order: no crash, nothing left running, memory bounded, the next client served.
+
+All surfaces at once: llm.v1, Responses, Realtime, and bodies over HTTP where the extra is installed.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 
 from ..wire.schemas import check_server_frame
 from .fakes import Served, collect, generate, serve
+from .test_cors import kinds
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +37,7 @@ FIELDS: tuple[str, ...] = (
     "token",
     "after",
 )
+POST_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize", "/detokenize")
 FIELDS += ("item", "response", "session", "role", "content", "item_id", "response_id", "conversation", "max_tokens")
 
 
@@ -45,8 +50,10 @@ def junk(chance: random.Random, depth: int = 0) -> Any:
     return (None, True, chance.randrange(-5, 100), chance.random(), chance.choice(WORDS), "a")[kind]
 
 
-def message(chance: random.Random, tokens: list[str]) -> str:
-    """Garbage, wrong and right frames of both protocols."""
+def message(chance: random.Random, tokens: list[str]) -> str | bytes:
+    """Garbage, wrong and right frames of all protocols; bytes that are no UTF-8 end their connection."""
+    if chance.random() < 0.004:
+        return chance.randbytes(chance.randrange(40))
     name, dice = f"s{chance.randrange(6)}", chance.randrange(20)
     frame: dict[str, Any]
     if dice == 0:
@@ -101,7 +108,7 @@ async def visit(served: Served, chance: random.Random, tokens: list[str], count:
         reading = asyncio.create_task(read(ws, tokens))
         with contextlib.suppress(ConnectionClosed):
             for _ in range(count):
-                await ws.send(message(chance, tokens))
+                await ws.send(message(chance, tokens), text=chance.random() < 0.9 or None)
                 sent += 1
                 if chance.random() < 0.02:
                     await asyncio.sleep(0.002)
@@ -111,6 +118,52 @@ async def visit(served: Served, chance: random.Random, tokens: list[str], count:
             await ws.close()
         await reading
     return sent
+
+
+class Words:
+    """A model's text."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return (1,)
+
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        return "hi"
+
+
+def body(chance: random.Random) -> bytes:
+    """Garbage, wrong and right bodies of all paths."""
+    dice = chance.randrange(8)
+    if dice == 0:
+        return chance.randbytes(chance.randrange(60))
+    if dice == 1:
+        return json.dumps(junk(chance)).encode()
+    message = {"role": "user", "content": "hi"}
+    fields: dict[str, Any] = {"max_tokens": chance.randrange(1, 6), "stream": chance.random() < 0.4}
+    fields |= chance.choice([{"prompt": "hi"}, {"messages": [message]}, {"input": "hi"}, {"tokens": [1]}])
+    if dice <= 3:
+        fields |= {chance.choice(FIELDS): junk(chance)}
+    if "input" in fields:
+        fields["max_output_tokens"] = fields.pop("max_tokens")
+    return json.dumps(fields).encode()
+
+
+async def post(served: Served, chance: random.Random, count: int) -> int:
+    """Connections with up to ten bodies each; now and then one goes in the middle.  Each whole one gets an answer."""
+    from .test_http import request, talk
+
+    for _ in range(count // 10):
+        bodies = [request(chance.choice(POST_PATHS), body(chance)) for _ in range(10)]
+        if chance.random() < 0.1:
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.gateway.port)
+            writer.write(bodies[0][: chance.randrange(len(bodies[0]))])
+            await asyncio.sleep(0)
+            writer.transport.abort() if chance.random() < 0.5 else writer.close()
+            continue
+        for reply in await talk(served, *bodies):
+            assert reply.status in (200, 400, 404, 429, 503), (reply.status, reply.body)
+            if not reply.lines:
+                assert isinstance(json.loads(reply.body), dict)
+    return count
 
 
 async def read(ws: ClientConnection, tokens: list[str]) -> None:
@@ -125,10 +178,13 @@ async def read(ws: ClientConnection, tokens: list[str]) -> None:
 
 async def storm(num_messages: int) -> None:
     with structlog.testing.capture_logs() as lines:
-        async with serve(token_s=0.001) as served:
-            chance, tokens, sent = random.Random(7), list[str](), 0
+        async with serve(token_s=0.001, kind=kinds()[-1]) as served:
+            served.text.model = Words()  # type: ignore[attr-defined]
+            chance, tokens, sent, num_posters = random.Random(7), list[str](), 0, 2 * (len(kinds()) - 1)
             while sent < num_messages:
-                sent += sum(await asyncio.gather(*(visit(served, chance, tokens, 100) for _ in range(8))))
+                visits = [visit(served, chance, tokens, 100) for _ in range(8)]
+                posts = [post(served, chance, 100) for _ in range(num_posters)]
+                sent += sum(await asyncio.gather(*visits, *posts))
                 lines[:] = [line for line in lines if line["log_level"] == "error"]
             served.hub.shelf.cancel_all("test")
             await served.text.until_live(0)
