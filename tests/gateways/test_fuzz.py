@@ -154,7 +154,7 @@ async def post(served: Served, chance: random.Random, count: int) -> int:
     for _ in range(count // 10):
         bodies = [request(chance.choice(POST_PATHS), body(chance)) for _ in range(10)]
         if chance.random() < 0.1:
-            reader, writer = await asyncio.open_connection("127.0.0.1", served.gateway.port)
+            _, writer = await asyncio.open_connection("127.0.0.1", served.gateway.port)
             writer.write(bodies[0][: chance.randrange(len(bodies[0]))])
             await asyncio.sleep(0)
             writer.transport.abort() if chance.random() < 0.5 else writer.close()
