@@ -13,7 +13,10 @@ from mainspring.plugins.chosen import check, chosen
 from mainspring.plugins.cli.options import packaged_config
 from mainspring.plugins.config_file import flatten, load, toml
 from mainspring.plugins.executors.memory import asked_bytes
-from mainspring.plugins.settings import Config
+from mainspring.plugins.gateways.keys import load_keys
+from mainspring.plugins.settings import Config, ServerConfig
+from mainspring.plugins.step_time.files import FOLDER, ready_made
+from mainspring.plugins.step_time.files import load as load_step_time
 
 
 @pytest.mark.parametrize(
@@ -128,6 +131,11 @@ def test_a_mark_that_an_editor_put_first_is_no_part_of_the_file(tmp_path: Path) 
     file = tmp_path / "plugins.toml"
     file.write_text("[scheduler]\nuse = 'fair'\n", encoding="utf-8-sig")
     assert load(file).config.scheduler.use == "fair"
+    file.write_text("[alice]\nkey = 'an-own-key-of-alice'\n", encoding="utf-8-sig")
+    assert load_keys(ServerConfig(keys_file=str(file)))
+    ready = next(iter(ready_made()))
+    file.write_text((FOLDER / f"{ready}.toml").read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert load_step_time(file) == load_step_time(ready)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def read_trace(path: Path, load: Load, speed: float = 1.0) -> list[Job]:
 
 def _rows(path: Path) -> Iterator[tuple[float, int, int]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--trace {path}: cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):

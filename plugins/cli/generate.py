@@ -53,10 +53,11 @@ class GenerateCommand:
             given = {"messages": [{"role": "user", "content": prompt}]} if args.chat else {"prompt": prompt}
             return asyncio.run(_one(engine, {**given, **request_fields(args)}, args.json))
         try:
-            text = args.input.read_text(encoding="utf-8")
+            text = args.input.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--input {args.input}: cannot be read: {error}") from error
-        lines = [line for line in text.splitlines() if line.strip()]
+        # JSON may hold what else ``splitlines`` takes for the end of a line.
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
         try:
             target = args.output.open("w", encoding="utf-8", errors="backslashreplace") if args.output else None
         except OSError as error:
@@ -92,22 +93,28 @@ async def _one(engine: Engine, request: dict[str, Any], as_json: bool) -> int:
     return FAILED if ended.error else OK
 
 
-async def _many(engine: Engine, lines: list[str], defaults: Mapping[str, Any]) -> list[Named]:
-    """Run every line together.  A line that cannot run has its error in its place; the others go on."""
+async def _many(engine: Engine, lines: list[tuple[int, str]], defaults: Mapping[str, Any]) -> list[Named]:
+    """Run every line together, as many at a time as may wait.  A line that cannot run has its error in its place; the
+    others go on.  ``lines`` have their numbers in the file."""
+    room = asyncio.Semaphore(engine.config.scheduler.max_waiting)
     async with engine:
-        return await asyncio.gather(*(_line(engine, line, index, defaults) for index, line in enumerate(lines)))
+        jobs = (_line(engine, room, index, number, line, defaults) for index, (number, line) in enumerate(lines))
+        return await asyncio.gather(*jobs)
 
 
-async def _line(engine: Engine, line: str, index: int, defaults: Mapping[str, Any]) -> Named:
+async def _line(
+    engine: Engine, room: asyncio.Semaphore, index: int, number: int, line: str, defaults: Mapping[str, Any]
+) -> Named:
     name: Any = index
     try:
         request = json.loads(line)
         if not isinstance(request, dict):
-            raise ClientError("invalid_request", f"line {index + 1} is not a JSON object")
+            raise ClientError("invalid_request", f"line {number} is not a JSON object")
         name = request.pop("id", index)
-        return name, await engine.generate({**defaults, **request})
+        async with room:
+            return name, await engine.generate({**defaults, **request})
     except (ValueError, RecursionError) as error:  # not JSON, or numbers and nesting beyond what Python reads
-        return name, refused(ClientError("invalid_json", f"line {index + 1}: {error}"))
+        return name, refused(ClientError("invalid_json", f"line {number}: {error}"))
     except ClientError as error:
         return name, refused(error)
 

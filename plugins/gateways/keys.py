@@ -75,7 +75,7 @@ def load_keys(server: ServerConfig) -> Keys:
         return Keys({}, server.max_connections_per_key)
     where = f"server.keys_file = {server.keys_file!r}"
     try:
-        tree = tomllib.loads(Path(server.keys_file).read_text(encoding="utf-8"))
+        tree = tomllib.loads(Path(server.keys_file).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:

@@ -67,7 +67,7 @@ def load(name: str | Path) -> StepTimeFile:
             raise ConfigError(f"step-time file {str(name)!r}: there is no such file{nearest(str(name), ready_made())}")
         path = FOLDER / f"{name}.toml"
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     made: StepTimeFile = convert(tree, StepTimeFile, "", str(path))

@@ -61,7 +61,7 @@ def _template(path: Path, config: dict[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
         try:
-            return file.read_text(encoding="utf-8")
+            return file.read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file}: cannot be read: {error}") from error
     template = config.get("chat_template")

@@ -77,7 +77,7 @@ def load_text_model(config: ModelConfig) -> TextModel:
     if config.chat_template:
         where = f"model.chat_template = {config.chat_template!r}"
         try:
-            source = Path(config.chat_template).expanduser().read_text(encoding="utf-8")
+            source = Path(config.chat_template).expanduser().read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{where}: cannot be read: {error}") from error
     template = ChatTemplate(source, facts.special_tokens, where) if source else None
