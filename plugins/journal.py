@@ -1,17 +1,20 @@
 """A bounded log of every message, in memory and as JSON lines, from which one request's story is told.
 
-Token ids and text stay out of the file unless asked for.  Writing happens on a thread of its own.
+Token ids and text stay out of the file unless asked for.  Writing happens on a thread of its own.  Files of earlier
+processes stay for whoever asks later, the latest ``KEPT_FILES`` of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import structlog
@@ -20,6 +23,7 @@ from ..core.errors import ConfigError
 from ..core.messages import Emit, Message, StepGrant, StepLaunch, StepPlan, StepResult, Stop, Submit, Wake
 
 SCHEMA = 1
+KEPT_FILES = 32
 log = structlog.get_logger("mainspring.journal")
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 
@@ -95,30 +99,53 @@ class Journal:
             self._thread.join(5.0)
 
     def _write(self) -> None:
-        out = self._file.open("ab")
+        """Whatever fails loses entries, never this thread: what is recorded would pile up for good."""
+        out: IO[bytes] | None = None
         while (item := self._queue.get()) is not None:
             try:
+                if out is None:  # not before there is something to write: a start that fails leaves no file
+                    forget_old_files(self._file.parent)
+                    out = self._file.open("ab")
                 out.write(_encoder.encode(_entry(*item, self._prompts)) + b"\n")
                 if self._queue.empty():
                     out.flush()
+                if out.tell() > self._max_bytes // 2:  # the older half is kept beside the file
+                    full, out = out, None
+                    full.close()
+                    self._file.replace(self._file.with_suffix(".old.jsonl"))
             except (OSError, ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
                 if not self.num_lost:  # once: a full disk would say it for every message
                     log.warning("journal_entry_lost", file=str(self._file), reason=str(error))
                 self.num_lost += 1
-            if out.tell() > self._max_bytes // 2:  # the older half is kept beside the file
+        if out is not None:
+            with contextlib.suppress(OSError):
                 out.close()
-                self._file.replace(self._file.with_suffix(".old.jsonl"))
-                out = self._file.open("ab")
-        out.close()
 
 
 def _entry(now: float, message: Message, prompts: bool) -> dict[str, Any]:
     return {"v": SCHEMA, "t": now, "type": type(message).__name__, **facts(message, prompts)}
 
 
+def forget_old_files(folder: Path) -> None:
+    """Remove journals of processes that have ended, but for the latest ``KEPT_FILES``."""
+    for file in _newest_first(folder)[KEPT_FILES:]:
+        named = re.match(r"journal-(\d+)\.", file.name)
+        if named and not Path(f"/proc/{named[1]}").exists():
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    found: list[tuple[float, Path]] = []
+    for file in folder.glob("journal-*.jsonl"):
+        with contextlib.suppress(OSError):  # another process has just removed or renamed it
+            found.append((file.stat().st_mtime, file))
+    return [file for _, file in sorted(found, reverse=True)]
+
+
 def read_story(folder: Path, rid: str) -> list[dict[str, Any]]:
     """The story of ``rid`` from the journal files in ``folder``, newest file first; empty if nobody knows it."""
-    for file in sorted(folder.glob("journal-*.jsonl"), key=lambda file: file.stat().st_mtime, reverse=True):
+    for file in _newest_first(folder):
         if story := [entry for entry in _lines(file) if concerns(entry, rid)]:
             return story
     return []
@@ -128,6 +155,8 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
     with file.open("rb") as lines:
         for line in lines:
             try:
-                yield msgspec.json.decode(line)
-            except msgspec.DecodeError:  # the line being written when the process ended
+                entry = msgspec.json.decode(line)
+            except ValueError:  # the line being written when the process ended, or the disk was full
                 continue
+            if isinstance(entry, dict):
+                yield entry
