@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_check.py [--json FILE] [--seconds 340] [--only SECTION ...] [--cpu [--all]]
 
-Sections, in this order: each primitive against NumPy (``primitives``), every kernel but ``sample`` against float64
+Sections, in this order: each primitive against NumPy (``primitives``), every kernel against float64 and the sampler
 (``kernels``), the engine on random weights against the torch executor, with replayed graphs and without an allocation
 (``engine``), bandwidth, matrix rate and launch cost (``speed``), tokens per second of whole models (``models``).  The
 exit code is 1 if anything was wrong, 2 if there is no device.  What there is no time left for is left out and listed.

@@ -18,6 +18,7 @@ from ..core.messages import Alarm, Control, Down, Emit, Message, Note, StepLaunc
 from ..core.policy import Executor
 from ..core.registry import Registry
 from ..core.router import Router, Routes, Tap
+from .executors.overlap import begin, result_of
 from .manual_clock import ManualClock
 
 StepTime = Callable[[StepLaunch], float]
@@ -59,12 +60,15 @@ class Simulator:
         self._step_time, self._decision_s = step_time or LinearStepTime(), decision_s
         self._free_at = 0.0
         self._order = itertools.count()
-        self._heap: list[tuple[float, int, tuple[Message, ...]]] = []
+        self._heap: list[tuple[float, int, Callable[[], tuple[Message, ...]]]] = []
         routes: Routes = {**self.actors.routes(self._launch, self._alarm), Emit: (self._emit,), Note: (), Down: ()}
         self.router = Router(self.clock, routes, taps)
 
     def at(self, moment: float, *messages: Message) -> None:
         """Post ``messages`` together at ``moment`` (virtual seconds)."""
+        self._at(moment, lambda: messages)
+
+    def _at(self, moment: float, messages: Callable[[], tuple[Message, ...]]) -> None:
         heapq.heappush(self._heap, (moment, next(self._order), messages))
 
     def post(self, *messages: Message) -> None:
@@ -88,18 +92,19 @@ class Simulator:
         played = 0
         while self._heap and self._heap[0][0] <= until and (max_events is None or played < max_events):
             moment, _, messages = heapq.heappop(self._heap)
-            self.post_at(moment, *messages)
+            self.post_at(moment, *messages())
             played += 1
         return played
 
     def _launch(self, message: Message, now: float) -> None:
         assert isinstance(message, StepLaunch)
-        result = self.executor.execute(message, self.actors.sampler.run)
+        begun = begin(self.executor, message, self.actors.sampler.run)
         if not message.rows:
             return
         launched = max(now + self._decision_s(), self._free_at)  # with depth 2 a step waits for the one before it
-        self._free_at = launched + self._step_time(message)
-        self.at(self._free_at, msgspec.structs.replace(result, launched=launched, finished=self._free_at))
+        finished = self._free_at = launched + self._step_time(message)
+        moments = {"launched": launched, "finished": finished}
+        self._at(finished, lambda: (msgspec.structs.replace(result_of(begun), **moments),))
 
     def _alarm(self, message: Message, now: float) -> None:
         assert isinstance(message, Alarm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,10 +11,19 @@ import numpy.typing as npt
 
 from ..core.errors import EngineFault
 from ..core.messages import GrantedRow, SamplingParams, Started
+from ..core.policy import SampleOutput
 from .philox import uniforms
 
 #: A temperature below this is greedy: nothing but the best token would survive the division anyway.
 GREEDY_TEMPERATURE = 1e-5
+
+#: States of a row whose best logit is not finite.
+NAN, POSITIVE, NEGATIVE = 2, 3, 4
+_REASONS = {
+    NAN: "the model's logits for this token hold NaN",
+    POSITIVE: "the model's logits for this token hold +inf",
+    NEGATIVE: "no token is possible: every logit is -inf or banned",
+}
 
 _FIELDS = (
     ("temperature", np.float32),
@@ -33,8 +43,11 @@ class SamplingPlan:
 
     ``temperature`` float32, 0 where greedy; ``top_k`` int32, 0 where off (never above the vocabulary); ``top_p`` and
     ``min_p`` float32; ``uniform`` float64 in [0, 1), 0 where greedy; ``greedy`` bool.  ``banned_rows`` and
-    ``banned_ids`` (int64) are pairs: that id may not be drawn in that row.  An executor that fuses sampling may use
-    the flags: ``all_greedy`` without ``has_bans`` is an argmax with the lowest id on ties.
+    ``banned_ids`` (int64) are pairs: that id may not be drawn in that row.
+
+    ``standard_run`` is the array half that draws from this plan by the arithmetic of ``stages``, all cuts in their
+    usual order; None where another does.  Whoever has the logits and is told to call just that may draw instead, and
+    says with ``why`` what ails a row that cannot be drawn from.
     """
 
     temperature: npt.NDArray[np.float32]
@@ -45,6 +58,7 @@ class SamplingPlan:
     greedy: npt.NDArray[np.bool_]
     banned_rows: npt.NDArray[np.int64]
     banned_ids: npt.NDArray[np.int64]
+    standard_run: Callable[[Any, Any], SampleOutput] | None = None
 
     def __len__(self) -> int:
         return len(self.temperature)
@@ -56,9 +70,10 @@ class SamplingPlan:
 
     __hash__ = None  # type: ignore[assignment]  # arrays have none
 
-    @property
-    def all_greedy(self) -> bool:
-        return bool(self.greedy.all())
+    @staticmethod
+    def why(state: int) -> str:
+        """What makes a row unusable whose best logit is ``NAN``, ``POSITIVE`` or ``NEGATIVE``."""
+        return _REASONS[state]
 
     @property
     def has_bans(self) -> bool:
@@ -112,8 +127,12 @@ class ParamTable:
             self._bans.pop(slot, None)
             self._free.append(slot)
 
-    def plan(self, rows: tuple[GrantedRow, ...]) -> SamplingPlan:
-        """The plan of the rows that sample.  Raises EngineFault for a rid that never started."""
+    def plan(
+        self, rows: tuple[GrantedRow, ...], standard_run: Callable[[Any, Any], SampleOutput] | None = None
+    ) -> SamplingPlan:
+        """The plan of the rows that sample; ``standard_run`` goes into it.
+
+        Raises EngineFault for a rid that never started."""
         sampling = [row for row in rows if row.samples]
         try:
             slots = np.array([self.slots[row.rid] for row in sampling], np.int64)
@@ -136,6 +155,7 @@ class ParamTable:
             greedy=column["greedy"],
             banned_rows=np.repeat(np.array([row for row, _ in bans], np.int64), [len(ids) for _, ids in bans]),
             banned_ids=np.concatenate([np.zeros(0, np.int64), *(ids for _, ids in bans)]),
+            standard_run=standard_run,
         )
 
     def check(self) -> None:

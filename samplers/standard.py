@@ -45,7 +45,7 @@ from ..core.errors import ClientError, EngineFault, nearest
 from ..core.hookspecs import Register, hookimpl
 from ..core.messages import Message, SamplingParams, StepGrant, StepLaunch
 from ..core.policy import SampleOutput, SamplerContext
-from .plan import ParamTable, SamplingPlan
+from .plan import NAN, NEGATIVE, POSITIVE, ParamTable, SamplingPlan
 from .stages import ORDER, Cut, Prefix, RowParams, TopK, argmax, ban, chunks, draw
 
 #: Leading tokens looked at first; the few rows that need more look at the whole vocabulary.
@@ -53,12 +53,7 @@ _WIDTH = 256
 #: The largest top_k for which looking at that many tokens beats weighing the whole row.
 _NARROW_TOP_K = 1023
 
-_SETTLED, _OPEN, _NAN, _POSITIVE, _NEGATIVE = range(5)
-_REASONS = {
-    _NAN: "the model's logits for this token hold NaN",
-    _POSITIVE: "the model's logits for this token hold +inf",
-    _NEGATIVE: "no token is possible: every logit is -inf or banned",
-}
+_SETTLED, _OPEN = 0, 1
 
 
 class StandardSampler:
@@ -84,6 +79,9 @@ class StandardSampler:
     def __init__(self, options: Any, context: SamplerContext) -> None:
         self.context = context
         self._table = ParamTable(context.vocab_size, context.end_token_ids)
+        # A sampler that is derived from this one and draws otherwise has to be asked.
+        standard = self.order == ORDER and type(self).run is StandardSampler.run
+        self._standard_run = self.run if standard else None
 
     # --- actor half ---
 
@@ -117,7 +115,7 @@ class StandardSampler:
             StepLaunch(
                 step=message.step,
                 rows=message.rows,
-                sampling=self._table.plan(message.rows),
+                sampling=self._table.plan(message.rows, self._standard_run),
                 released=message.released,
                 copies=message.copies,
                 padding=message.padding,
@@ -159,7 +157,7 @@ class StandardSampler:
         rows = np.flatnonzero(np.array(status) == _OPEN)
         for part in chunks(logits, len(rows)):
             book(rows[part].tolist(), [self._draw(logits, plan, rows[part], shape[1], False)])
-        failed = [(row, _REASONS[state]) for row, state in enumerate(status) if state != _SETTLED]
+        failed = [(row, plan.why(state)) for row, state in enumerate(status) if state != _SETTLED]
         return SampleOutput(ids, failed)
 
     def _groups(self, plan: SamplingPlan) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
@@ -189,7 +187,7 @@ def _greedy(logits: Tensor) -> Tensor:
 
 def _states(best: Tensor, usable: Tensor) -> Tensor:
     """``usable`` where the best logit is finite, else the state that says why the row fails."""
-    unusable = torch.where(best.isnan(), _NAN, torch.where(best > 0, _POSITIVE, _NEGATIVE))
+    unusable = torch.where(best.isnan(), NAN, torch.where(best > 0, POSITIVE, NEGATIVE))
     return torch.where(best.isfinite(), usable, unusable)
 
 

@@ -1,4 +1,4 @@
-"""Every kernel but ``sample`` against float64, on paged data: shuffled blocks, poison in unowned slots."""
+"""Every kernel against float64, on paged data: shuffled blocks, poison in unowned slots; tokens against the sampler."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from mainspring.plugins.executors.cupy_device import Device
 from mainspring.plugins.kernels.cuda.block_copies import BlockCopies
 from mainspring.plugins.kernels.cuda.launch import Attention, Parts, Pool
 from mainspring.plugins.kernels.cuda.names import AttentionSpec
-from mainspring.plugins.kernels.cuda.plan import SharedPrefix, prefill_tiles, prefix_tiles
+from mainspring.plugins.kernels.cuda.plan import prefill_tiles, prefix_tiles
 from mainspring.plugins.kernels.cuda.row_ops import RowOps
+from mainspring.plugins.kernels.cuda.sampling import DRAWN, Sampling
+from mainspring.samplers.stages import ORDER, Prefix, RowParams, argmax, draw
 
 from .arrays import down, up
 from .report import Report, module_at
@@ -111,16 +113,11 @@ def shared_prefix(device: Device, tokens: int) -> float:
     _, heads, kv_heads, head_dim = LLAMA
     step = Step(device, AttentionSpec("bf16", "bf16", head_dim, 16, heads, kv_heads), [tokens + 40] * 5, [1] * 5)
     case, there = step.case, device.device
-    blocks = tokens // 16
-    same, mine = case.owners == 0, np.arange(len(case.slots)) % (tokens + 40) < tokens
-    for row in range(1, 5):  # every sequence has the first one's beginning
-        at = (case.owners == row) & mine
-        case.k[at], case.v[at] = case.k[same & mine], case.v[same & mine]
-        case.tables[row, :blocks] = case.tables[0, :blocks]
+    shared = step.paged.share(case, range(5), tokens)
     step.tables = up(case.tables, there)
     step.write()
     plan = prefix_tiles(
-        [SharedPrefix(range(5), tokens)],
+        [shared],
         [(row, row) for row in range(5)],
         case.spec.group,
         step.kernels.tile_rows,
@@ -153,9 +150,7 @@ def rotation(device: Device, dtype: str) -> float:
     turns = (up(part, there) for part in (cos, sin, positions, case.slots))
     Attention(device.raw_module, spec).rope_write(qkv, *turns, pool, num_tokens=40)
     device.synchronize()
-    x, c, s = paged.load(stored[:, :12], dtype), *(part[positions].astype(np.float64)[:, None] for part in (cos, sin))
-    low, high = x[..., :32], x[..., 32:]
-    expected = np.concatenate([low * c - high * s, high * c + low * s], -1)
+    expected = paged.rotated(paged.load(stored[:, :12], dtype), cos[positions], sin[positions])
     queries = np.ascontiguousarray(down(qkv, stored)[:, :9])
     keys = down(pool.keys, case.pool.keys)[case.slots // 16, :, case.slots % 16]
     errors = [paged.error(a, dtype, b) for a, b in ((queries, expected[:, :9]), (keys, expected[:, 9:]))]
@@ -175,24 +170,56 @@ def row_kernels(device: Device, report: Report, dtype: str) -> None:
     ops.rms_norm(out, up(x, there), up(weight, there), 1e-5, rows=33, width=576, residual=kept)
     device.synchronize()
     total = paged.load(down(kept, x), dtype)
-    expected = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5) * paged.load(weight, dtype)
+    expected = paged.rms_normed(total, paged.load(weight, dtype), 1e-5)
     report.check(f"rms_norm {dtype}", paged.error(down(out, x), dtype, expected), bound)
     exact = paged.load(x, dtype) + paged.load(before, dtype)
     report.check(f"rms_norm {dtype} residual", paged.error(down(kept, x), dtype, exact), bound)
     made = up(paged.poisoned((33, 1536), dtype), there)
     ops.silu_mul(made, up(gate_up, there), rows=33, width=1536)
     device.synchronize()
-    gate, rest = np.split(paged.load(gate_up, dtype), 2, axis=1)
-    error = paged.error(down(made, gate_up), dtype, gate / (1 + np.exp(-gate)) * rest)
+    error = paged.error(down(made, gate_up), dtype, paged.gated(paged.load(gate_up, dtype)))
     report.check(f"silu_mul {dtype}", error, bound)
     qkv = paged.store(random.standard_normal((7, 6, 128)), dtype)
     heads = up(qkv, there)
     ops.norm_heads(heads, up(query, there), up(query, there), 1e-6, num_tokens=7, num_heads=4, num_kv_heads=1)
     device.synchronize()
-    part = paged.load(qkv, dtype)[:, :5]
-    expected = part / np.sqrt((part**2).mean(-1, keepdims=True) + 1e-6) * paged.load(query, dtype)
+    expected = paged.rms_normed(paged.load(qkv, dtype)[:, :5], paged.load(query, dtype), 1e-6)
     normed = down(heads, qkv)
     report.check(f"norm_heads {dtype}", paged.error(np.ascontiguousarray(normed[:, :5]), dtype, expected), bound)
+
+
+def draws(device: Device, report: Report, vocab: int) -> None:
+    """Tokens by the kernel and by the standard sampler's stages on the CPU, any mix of parameters; banned ids, and ids
+    that become inputs."""
+    rows, random, there = 24, np.random.default_rng(8), device.device
+    logits = (random.standard_normal((rows, vocab)) * 3).astype(np.float32)
+    temperature = random.choice([0.0, 0.7, 1.0, 3.0], rows)
+    top_k = random.choice([0, 1, 40, 500], rows).astype(np.int32)
+    top_p, min_p = random.choice([1.0, 0.9, 0.1], rows), random.choice([0.0, 0.05], rows)
+    uniform = random.random(rows)
+    best = logits.argmax(1)
+    pairs = np.stack((np.arange(0, rows, 2), best[::2]), 1).astype(np.int32)  # every other row's best token is banned
+    kernels, scores = Sampling(device.raw_module), up(logits, there)
+    ids, states = (torch.full((rows,), -7, dtype=torch.int32, device=there) for _ in range(2))
+    kernels.ban(scores, up(pairs, there), num_pairs=len(pairs), vocab=vocab)
+    columns = (up(column, there) for column in (temperature, top_k, top_p, min_p, uniform))
+    kernels.sample(ids, states, scores, *columns, rows=rows, vocab=vocab)
+    inputs = torch.full((rows + 3,), -1, dtype=torch.int32, device=there)
+    takes = np.stack((np.arange(rows) + 3, np.arange(rows)[::-1]), 1).astype(np.int32)
+    kernels.take(inputs, ids, up(takes, there), num_pairs=rows)
+    device.synchronize()
+    logits[pairs[:, 0], pairs[:, 1]] = -np.inf
+    whole, (p, m, u) = torch.from_numpy(logits), (torch.from_numpy(part) for part in (top_p, min_p, uniform))
+    divisor = torch.from_numpy(np.where(temperature == 0, 1.0, temperature))
+    params = RowParams(divisor, torch.from_numpy(top_k).long(), p, m, u)
+    prefix = Prefix(whole, vocab, divisor, with_total=False)
+    for stage in ORDER:
+        stage.cut(prefix, params)
+    drawn, _ = draw(prefix, u)
+    expected = torch.where(torch.from_numpy(temperature == 0), argmax(whole), drawn)
+    report.check(f"sample, of {rows}: tokens that differ", float((ids.cpu() != expected).sum()), 0.0)
+    report.check("sample: rows said to be unusable", float((states.cpu() != DRAWN).sum()), 0.0)
+    report.check("take_drawn", float((inputs.cpu()[3:] != expected.flip(0)).sum() + (inputs[:3] != -1).sum()), 0.0)
 
 
 def copies(device: Device, report: Report) -> None:
@@ -219,6 +246,7 @@ def check_kernels(device: Device, report: Report, *, small: bool) -> None:
         row_kernels(device, report, dtype)
         report.check(f"rope_write {dtype}", rotation(device, dtype), paged.TOLERANCE[dtype])
     copies(device, report)
+    draws(device, report, 700 if small else 128256)
     for (model, heads, kv_heads, head_dim), dtype, kv_dtype, more, window in CASES:
         name, bound = f"{model} {dtype}, pool {kv_dtype}" + "".join(f", {key}" for key in more), paged.TOLERANCE[dtype]
         if not report.time_for(name, 10):

@@ -17,6 +17,7 @@ from mainspring.plugins.kernels.cuda.launch import Attention, Parts, Pool
 from mainspring.plugins.kernels.cuda.names import AttentionSpec
 from mainspring.plugins.kernels.cuda.plan import choose_splits, prefill_tiles
 from mainspring.plugins.kernels.cuda.row_ops import RowOps
+from mainspring.plugins.kernels.cuda.sampling import Sampling
 
 from .report import Report
 from .weights import BLOCK, LLAMA, SMOL, Shape, scattered_tables
@@ -252,6 +253,24 @@ class Speed:
         self.device.synchronize()
         self.report.figure("host time of a launch", spent / times * 1e6, "microseconds")
 
+    def draws(self) -> None:
+        """Tokens from logits, by the cuts that are on."""
+        rows, vocab = (2, 500) if self.tiny else (64, 128256)
+        kernels, there = Sampling(self.device.raw_module), self.there
+        logits = torch.randn(rows, vocab, device=there) * 3
+        ids, states = (torch.empty(rows, dtype=torch.int32, device=there) for _ in range(2))
+        cuts = (("greedy", 0.0, 0, 1.0), ("no cut", 1.0, 0, 1.0), ("top-k and top-p", 1.0, 50, 0.9))
+        for name, temperature, top_k, top_p in cuts:
+            columns = (temperature, top_p, 0.0, 0.5)
+            wide = [torch.full((rows,), value, dtype=torch.float64, device=there) for value in columns]
+            most = torch.full((rows,), top_k, dtype=torch.int32, device=there)
+
+            def launch(wide: list[torch.Tensor] = wide, most: torch.Tensor = most) -> None:
+                kernels.sample(ids, states, logits, wide[0], most, *wide[1:], rows=rows, vocab=vocab)
+
+            seconds = self.clock.captured(launch, 1)
+            self.report.figure(f"sample, {rows} x {vocab}, {name}", seconds * 1e6, "microseconds")
+
     def swap(self) -> None:
         """Blocks to memory of the host and back."""
         layers, blocks, size = (2, 4, 4096) if self.tiny else (32, 256, 32768)
@@ -279,6 +298,6 @@ def measure_kernels(device: Device, report: Report, *, tiny: bool) -> None:
     for shape, rows, common, own in ((SMOL, 3, 256, 32),) if tiny else ((LLAMA, 64, 8192, 256), (LLAMA, 16, 1024, 256)):
         if report.time_for(f"shared {shape.name}, {rows} x {common} + {own}", 8):
             speed.shared(shape, rows, common, own)
-    for name, measure in (("rows", speed.rows), ("swap", speed.swap)):
+    for name, measure in (("rows", speed.rows), ("draws", speed.draws), ("swap", speed.swap)):
         if report.time_for(name, 8):
             measure()

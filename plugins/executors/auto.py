@@ -10,12 +10,14 @@ import torch
 from ...core.errors import EngineFault
 from ...core.hookspecs import Register, hookimpl
 from ...core.messages import StepLaunch, StepResult
-from ...core.policy import Executor, ExecutorInfo, SampleOutput
+from ...core.policy import Executor, ExecutorInfo
 from ..models.checkpoint import open_model
 from ..settings import Config
+from . import overlap
 from .cupy import CupyExecutor, model_trouble
 from .cupy_device import device_trouble
 from .native import NativeExecutor, native_trouble
+from .overlap import Pending, Sample
 from .torch import TorchExecutor
 
 
@@ -45,11 +47,15 @@ class AutoExecutor:
         info = self._inner.load(progress)
         return info._replace(detail=f"{why}; {info.detail}")
 
-    def execute(self, launch: StepLaunch, sample: Callable[[Any, Any], SampleOutput]) -> StepResult:
+    def execute(self, launch: StepLaunch, sample: Sample) -> StepResult:
         """See ``Executor.execute``."""
+        return overlap.result_of(self.begin(launch, sample))
+
+    def begin(self, launch: StepLaunch, sample: Sample) -> StepResult | Pending:
+        """See ``overlap.begin``."""
         if self._inner is None:
             raise EngineFault("execute() before load()")
-        return self._inner.execute(launch, sample)
+        return overlap.begin(self._inner, launch, sample)
 
     def close(self) -> None:
         """See ``Executor.close``."""

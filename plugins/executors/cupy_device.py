@@ -23,6 +23,8 @@ TENSOR_CORES = (8, 0)
 _DEFAULT_SHARED = 48 * 1024
 
 Replay = Callable[[], None]
+#: Returns when all that was launched up to some moment is done.  On any thread.
+Wait = Callable[[], None]
 
 
 class Device(Protocol):
@@ -56,6 +58,9 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait until everything launched is done.  Raises what went wrong there."""
+
+    def mark(self) -> Wait:
+        """What waits for everything launched until now.  Raises what went wrong there."""
 
     def capture(self, run: Callable[[], None]) -> Replay:
         """Run once, keep all it launches, and return what launches that again: same kernels, same addresses."""
@@ -147,6 +152,16 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         torch.cuda.current_stream(self.device).synchronize()
+
+    def mark(self) -> Wait:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+
+        def wait() -> None:
+            with torch.cuda.device(self.device):  # of the thread that waits, which may be another
+                event.synchronize()
+
+        return wait
 
     def capture(self, run: Callable[[], None]) -> Replay:
         side, current = self._side, torch.cuda.current_stream(self.device)

@@ -10,6 +10,7 @@ import torch
 from ..models.llama import Llama
 from .batch import StepBatch
 from .cupy_batch import CupyBatch
+from .cupy_draw import Drawn, Draws
 from .cupy_graphs import DecodeGraphs, bucket_sizes
 from .cupy_ops import CupyOps
 
@@ -19,28 +20,34 @@ WORTH_LAUNCHING = 8 * 2**30
 
 
 class CupyNetwork:
-    """Implements ``loaded.Network``.  Logits are good until the next step."""
+    """Implements ``loaded.Network``.  Logits are good until the next step; nothing here waits for the device but the
+    taking of memory."""
 
     def __init__(self, model: Llama, ops: CupyOps, most_tokens: int, most_rows: int, graphs: bool) -> None:
         """Takes the memory of steps of up to ``most_tokens`` in ``most_rows`` rows, and captures decode steps up to
         that many rows if ``graphs``.  Call it, and everything else, in inference mode."""
-        self.model, self.ops = model, ops
+        self.model, self.ops, self.draws = model, ops, Draws(ops.device)
         self.graphs = DecodeGraphs()
         self._wants_graphs, self._most_tokens, self._most_rows = graphs, len(_TRIAL.ids), _TRIAL.num_rows
         self._make_room(most_tokens, most_rows)
 
-    def forward(self, batch: StepBatch) -> torch.Tensor | None:
-        """See ``Network.forward``."""
+    def forward(self, batch: StepBatch, before: Drawn | None = None) -> torch.Tensor | None:
+        """See ``Network.forward``.  ``before``: whose ids some of the step's tokens are, as ``draws.bring`` was
+        told."""
         num_rows = len(batch.context_lens)
         if batch.num_tokens > self._most_tokens or num_rows > self._most_rows:
             self._make_room(batch.num_tokens, num_rows)  # an allocator without a cache computes whole contexts
-        if (size := self.graphs.size_of(batch)) and self.ops.saved_bytes(batch) < WORTH_LAUNCHING:
-            self.ops.prepare_decode(batch, size)
+        size = self.graphs.size_of(batch)
+        if size and self.ops.saved_bytes(batch) < WORTH_LAUNCHING:
+            self._take(self.ops.prepare_decode(batch, size), before)
             return self.graphs.replay(size)[: batch.num_rows]
-        logits = self.model.forward(self.ops.prepare(batch))
-        if logits is None:
-            self.ops.device.synchronize()  # no sampler will, and what goes wrong belongs to this step
-        return logits
+        step = self.ops.prepare(batch)
+        self._take(step, before)
+        return self.model.forward(step)
+
+    def _take(self, step: CupyBatch, before: Drawn | None) -> None:
+        if before is not None:
+            self.draws.take(step.ids, before)
 
     def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         """See ``Network.copy_blocks``."""
@@ -48,8 +55,10 @@ class CupyNetwork:
 
     def _make_room(self, num_tokens: int, num_rows: int) -> None:
         self._most_tokens, self._most_rows = max(self._most_tokens, num_tokens), max(self._most_rows, num_rows)
+        self.ops.device.synchronize()  # what was launched before uses the memory that is given up now
         self.graphs.clear()
         self.ops.reserve(self._most_tokens, self._most_rows)
+        self.draws.reserve(self._most_rows)
         self.model.forward(self.ops.prepare(_TRIAL))  # asks for every buffer
         self.ops.device.synchronize()
         for size in reversed(bucket_sizes(self._most_rows)) if self._wants_graphs else ():

@@ -246,4 +246,5 @@ def workspace_bytes(
     pairs = num_rows * (1 + MOST_PARTS) + 2 * num_multiprocessors
     parts = pairs * model.num_heads * (model.head_dim + 2) * 4
     indices = (num_tokens * (3 + model.num_heads) + num_rows * (12 + 8 * MOST_PARTS * model.num_heads) + 64) * 4
-    return wide + logits + selected + tables + parts + indices
+    drawing = num_rows * 4 * (12 + 16 + 4)  # parameters, banned ids, what is drawn
+    return wide + logits + selected + tables + parts + indices + drawing

@@ -1,4 +1,8 @@
-"""The executor's own thread: steps in by a queue, results out by a post into the event loop."""
+"""The executor's own thread: steps in by a queue, results out by a post into the event loop.
+
+An executor that begins and ends steps apart (``overlap``) gets a second thread, which waits for steps to end and posts
+their results while the first one brings the next step.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ import structlog
 from ...core.errors import EngineFault
 from ...core.messages import Down, Message, StepLaunch, StepResult
 from ...core.policy import Executor, ExecutorInfo, SampleOutput
+from .overlap import Pending, begin
 
 log = structlog.get_logger("mainspring.executor")
 CLOSE_TIMEOUT_S = 10.0
@@ -47,6 +52,8 @@ class ExecutorThread:
         self._launched: deque[float] = deque()  # of each step without a result, oldest first
         self._abandoned = False
         self._memory: dict[str, int] = {}  # bytes by column, as loaded
+        self._begun: queue.SimpleQueue[tuple[StepLaunch, Message | Pending] | None] = queue.SimpleQueue()
+        self._waiter: threading.Thread | None = None
         self._thread = threading.Thread(target=self._loop, name="mainspring-executor", daemon=True)
         self._thread.start()
 
@@ -115,6 +122,9 @@ class ExecutorThread:
     def _loop(self) -> None:
         while (task := self._inbox.get()) is not None and not self._abandoned:
             task()
+        if self._waiter is not None:
+            self._begun.put(None)
+            self._waiter.join()
         self.executor.close()
 
     def _out_of_memory(self, launch: StepLaunch, error: BaseException) -> StepResult:
@@ -126,15 +136,33 @@ class ExecutorThread:
         return StepResult(launch.step, (), (), failed, now, now)
 
     def _step(self, launch: StepLaunch) -> None:
-        assert self._sample is not None
+        sample = self._sample
+        assert sample is not None
+        begun = self._attempt(launch, lambda: begin(self.executor, launch, sample))
+        if isinstance(begun, Message) and self._waiter is None:
+            self._report(launch, begun)
+            return
+        if self._waiter is None:
+            self._waiter = threading.Thread(target=self._wait, name="mainspring-executor-results", daemon=True)
+            self._waiter.start()
+        self._begun.put((launch, begun))  # behind those that have not ended
+
+    def _wait(self) -> None:
+        while (item := self._begun.get()) is not None:
+            launch, begun = item
+            self._report(launch, begun if isinstance(begun, Message) else self._attempt(launch, begun.result))
+
+    def _attempt(self, launch: StepLaunch, run: Callable[[], Any]) -> Any:
+        """What ``run`` returns, or the message that says how the step failed."""
         try:
-            result: Message = self.executor.execute(launch, self._sample)
+            return run()
         except (Exception, SystemExit) as error:
             if is_out_of_memory(error):
-                result = self._out_of_memory(launch, error)
-            else:
-                log.exception("step_failed", step=launch.step)
-                result = Down("executor", f"{type(error).__name__}: {error}", launch.step)
+                return self._out_of_memory(launch, error)
+            log.exception("step_failed", step=launch.step)
+            return Down("executor", f"{type(error).__name__}: {error}", launch.step)
+
+    def _report(self, launch: StepLaunch, result: Message) -> None:
         if launch.rows:
             self._launched.popleft()
         if not self._abandoned and (launch.rows or isinstance(result, Down)):

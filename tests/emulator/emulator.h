@@ -1,28 +1,22 @@
-// emulator.h - the CUDA C++ language surface on the CPU (force-included before the kernel text).
+// emulator.h - what kernels use of CUDA C++, on the CPU.  Included before the kernels' text.
 // The scheduler lives in runtime.cpp, which is never sanitizer-instrumented, so that with
 // -fsanitize=thread/address/undefined only kernel code is checked.
 #pragma once
 #define CUDA_EMULATOR 1
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#include <utility>
 
-#define __global__
-#define __device__
-#define __host__
-#define __constant__ static const
-#define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
+// What kernels use of <cmath>: reading that takes longer than compiling most kernels.
+extern "C" {
+float exp2f(float) noexcept, expf(float) noexcept, fabsf(float) noexcept, fmaxf(float, float) noexcept;
+float fminf(float, float) noexcept, sqrtf(float) noexcept, tanhf(float) noexcept;
+double ceil(double) noexcept, exp(double) noexcept, exp2(double) noexcept, fmax(double, double) noexcept;
+double fmin(double, double) noexcept, rint(double) noexcept;
+long lrintf(float) noexcept;
+}
+
 #define __launch_bounds__(...)
-#define __align__(n) alignas(n)
-#define __grid_constant__
-#ifdef EMU_SANITIZED
-#define __shared__ static                 // one OS worker: globals get ASan red zones
-#else
-#define __shared__ static thread_local    // one copy per OS worker
-#endif
 
 struct uint3 { unsigned x, y, z; };
 struct dim3 { unsigned x = 1, y = 1, z = 1; };
@@ -32,7 +26,6 @@ struct dim3 { unsigned x = 1, y = 1, z = 1; };
   static inline N##2 make_##N##2(T a, T b) { return {a, b}; } \
   static inline N##4 make_##N##4(T a, T b, T c, T d) { return {a, b, c, d}; }
 EMU_VEC(float, float) EMU_VEC(int, int) EMU_VEC(unsigned, uint)
-EMU_VEC(short, short) EMU_VEC(unsigned short, ushort) EMU_VEC(unsigned char, uchar)
 #undef EMU_VEC
 
 // ---- runtime interface -------------------------------------------------------------------
@@ -60,7 +53,6 @@ int emu_launch(const EmuConfig*, void (*tramp)(void*), void* arg, char* err, uin
 #define blockIdx (emu_cur->blk->bid)
 #define blockDim (emu_cur->blk->block)
 #define gridDim (emu_cur->blk->grid)
-#define warpSize 32
 #define __syncthreads() ((void)emu_sync_block(__LINE__, 0))
 #define __syncthreads_or(p) (emu_sync_block(__LINE__, (p) != 0) > 0)
 #define __syncthreads_count(p) emu_sync_block(__LINE__, (p) != 0)
@@ -68,7 +60,6 @@ int emu_launch(const EmuConfig*, void (*tramp)(void*), void* arg, char* err, uin
 static inline void __syncwarp(uint32_t m = 0xffffffffu, int line = __builtin_LINE()) { emu_syncwarp(m, line); }
 static inline unsigned __ballot_sync(uint32_t m, int p, int line = __builtin_LINE()) { return emu_ballot(m, p, line); }
 static inline int __any_sync(uint32_t m, int p, int line = __builtin_LINE()) { return emu_ballot(m, p, line) != 0; }
-static inline int __all_sync(uint32_t m, int p, int line = __builtin_LINE()) { return emu_ballot(m, p, line) == m; }
 template <class T> static inline T emu_shfl_t(uint32_t m, T v, int src, int line) {
   static_assert(sizeof(T) <= 8, ""); uint64_t u = 0; __builtin_memcpy(&u, &v, sizeof(T));
   u = emu_shfl(m, u, src, line); __builtin_memcpy(&v, &u, sizeof(T)); return v;
@@ -92,9 +83,6 @@ template <class T> static inline T atomicAdd(T* p, std::common_type_t<T> v) {
 template <class T> static inline T atomicMax(T* p, std::common_type_t<T> v) {
   T o; __atomic_load(p, &o, __ATOMIC_RELAXED);
   while (o < v && !__atomic_compare_exchange(p, &o, &v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {} return o; }
-template <class T> static inline T atomicCAS(T* p, std::common_type_t<T> c, std::common_type_t<T> v) {
-  T e = c; __atomic_compare_exchange(p, &e, &v, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED); return e; }
-template <class T> static inline T atomicExch(T* p, std::common_type_t<T> v) { T o; __atomic_exchange(p, &v, &o, __ATOMIC_RELAXED); return o; }
 
 // ---- fp16 / bf16 ---------------------------------------------------------------------------
 namespace emu {
@@ -122,10 +110,8 @@ static inline float h2f(uint16_t h) {
 }  // namespace emu
 static inline float __uint_as_float(unsigned u) { return emu::u2f(u); }
 static inline unsigned __float_as_uint(float f) { return emu::f2u(f); }
-template <class T> static inline T __ldg(const T* p) { return *p; }
 template <class T> static inline T min(T a, T b) { return b < a ? b : a; }
 template <class T> static inline T max(T a, T b) { return a < b ? b : a; }
-#define __expf expf
 static inline float emu_div(float a, float b) { return a / b; }
 #define __fdividef emu_div
 #define __fdiv_rn emu_div
@@ -140,8 +126,9 @@ static inline int __float2int_rn(float x) {  // saturates, and a NaN is zero
 namespace emu {
 template <class T> constexpr int kind() { return std::is_pointer_v<T> ? 'p' : std::is_floating_point_v<T> ? 'f' : std::is_same_v<T, bool> ? 'b' : std::is_integral_v<T> ? 'i' : 's'; }
 template <class... A> struct Call { void (*fn)(A...); void** args; };
-template <class... A, size_t... I> void go(Call<A...>* c, std::index_sequence<I...>) { c->fn(*(std::remove_const_t<A>*)c->args[I]...); }
-template <class... A> void tramp(void* p) { go((Call<A...>*)p, std::index_sequence_for<A...>{}); }
+template <int... I> struct Places {};
+template <class... A, int... I> void go(Call<A...>* c, Places<I...>) { c->fn(*(std::remove_const_t<A>*)c->args[I]...); }
+template <class... A> void tramp(void* p) { go((Call<A...>*)p, Places<__integer_pack(int(sizeof...(A)))...>{}); }
 template <class... A> int launch(void (*fn)(A...), const EmuConfig* c, void** args, char* err, uint64_t n, uint64_t* st) {
   Call<A...> call{fn, args}; return emu_launch(c, &tramp<A...>, &call, err, n, st);
 }

@@ -22,17 +22,18 @@ HERE = Path(__file__).parent
 SANITIZERS: dict[str, tuple[list[str], list[str]]] = {
     "": ([], []),
     "address": (
-        ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined", "-DEMU_SANITIZED"],
+        ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"],
         ["-DEMU_ASAN=1"],
     ),
-    "thread": (["-fsanitize=thread", "-DEMU_SANITIZED"], ["-DEMU_TSAN=1"]),
+    "thread": (["-fsanitize=thread"], ["-DEMU_TSAN=1"]),
 }
-#: Flags of the compiler for both; those of the scheduler alone.
+#: Flags of the compiler for both; those of the kernels alone; those of the scheduler alone.
 BASE = [
     "-std=c++17", "-g1", "-fPIC", "-fno-omit-frame-pointer", "-Wall", "-Wno-unknown-pragmas",
     "-Wno-unused-function", "-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-maybe-uninitialized",
     "-fno-strict-aliasing", "-ffp-contract=fast", "-mavx2", "-mfma",
 ]  # fmt: skip
+KERNELS = ["-O1"]
 RUNTIME = ["-O2", "-fno-tree-loop-distribute-patterns"]
 
 
@@ -54,25 +55,25 @@ class _Config(ctypes.Structure):
 @dataclass
 class Schedule:
     """How threads take turns.  Order 0: ascending; 1: descending, blocks too; 2: random threads; 3: one random warp
-    at a time runs ahead to the next barrier of the block.  ``workers``: blocks at once, each on its own thread."""
+    at a time runs ahead to the next barrier of the block."""
 
     order: int = 0
     seed: int = 0
-    workers: int = 2
 
 
 _current = Schedule()
+_WORKERS = 2  # blocks at once, each on its own thread; one under a sanitizer
 
 
 @contextmanager
-def schedule(order: int = 0, seed: int = 0, workers: int = 2) -> Iterator[None]:
+def schedule(order: int = 0, seed: int = 0) -> Iterator[None]:
     """Launches within run in this order."""
-    before = (_current.order, _current.seed, _current.workers)
-    _current.order, _current.seed, _current.workers = order, seed, workers
+    before = (_current.order, _current.seed)
+    _current.order, _current.seed = order, seed
     try:
         yield
     finally:
-        _current.order, _current.seed, _current.workers = before
+        _current.order, _current.seed = before
 
 
 @dataclass
@@ -112,8 +113,8 @@ def _build(arguments: list[str], target: Path) -> None:
 class RawModule:
     """``RawModule(code=..., name_expressions=[...])`` as in CuPy.  Of ``options`` those that define macros are heeded.
 
-    A kernel is built when it is first launched, alone: what nobody runs costs nothing.  ``sanitize``: "", "address" or
-    "thread"; None: what ``CUDA_EMULATOR_SANITIZE`` says.
+    A kernel is built when it is first launched, alone: what nobody runs costs nothing.  ``CUDA_EMULATOR_SANITIZE`` is
+    "address", "thread" or nothing.
     """
 
     def __init__(
@@ -122,13 +123,11 @@ class RawModule:
         code: str,
         options: Sequence[str] = (),
         name_expressions: Sequence[str] = (),
-        sanitize: str | None = None,
-        optimise: str = "-O1",
     ) -> None:
         if shutil.which("g++") is None:
             raise EmulatorError("the emulator needs g++ on the path")
-        self.code, self.names, self.optimise = code, tuple(name_expressions), optimise
-        self.sanitize = os.environ.get("CUDA_EMULATOR_SANITIZE", "") if sanitize is None else sanitize
+        self.code, self.names = code, tuple(name_expressions)
+        self.sanitize = os.environ.get("CUDA_EMULATOR_SANITIZE", "")
         self.defines = [option for option in options if option.startswith("-D")]
 
     def get_function(self, name: str) -> Kernel:
@@ -140,7 +139,7 @@ class RawModule:
     def build(self, name: str) -> ctypes.CDLL:
         """The library with the kernel ``name`` alone.  Raises EmulatorError with the compiler's messages."""
         more, runtime_more = SANITIZERS[self.sanitize]
-        flags, runtime_flags = [*BASE, self.optimise, *more, *self.defines], [*BASE, *RUNTIME, *runtime_more]
+        flags, runtime_flags = [*BASE, *KERNELS, *more, *self.defines], [*BASE, *RUNTIME, *runtime_more]
         text = f'#include "emulator.h"\n{self.code}\nEMU_EXPORT(0, {name})\n'
         own = "".join((HERE / file).read_text() for file in ("emulator.h", "intrin_emulated.h", "runtime.cpp"))
         folder = cache_folder()
@@ -217,7 +216,7 @@ class Kernel:
             packed.append(np.array([made]))
         pointers = (ctypes.c_void_p * len(packed))(*[one.ctypes.data for one in packed])
         sizes = [(ctypes.c_uint * 3)(*(*shape, 1, 1)[:3]) for shape in (grid, block)]
-        config = _Config(*sizes, shared_mem, _current.order, _current.seed, _current.workers)
+        config = _Config(*sizes, shared_mem, _current.order, _current.seed, _WORKERS)
         error, counts = ctypes.create_string_buffer(2048), (ctypes.c_uint64 * 8)()
         failed = self.function(ctypes.byref(config), pointers, error, ctypes.c_uint64(2048), counts)
         last.collectives, last.mma, last.ldmatrix, last.bank_conflicts = counts[:4]

@@ -3,15 +3,14 @@ torch executor, with a shared prefix, chunks of prompts beside decode rows, capt
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from tests.executors.emulated import EmulatedDevice
+from tests.executors.deferred import DeferredDevice, DeferredExecutor
 from tests.support import one_second
 
 from mainspring.core.config import AllocatorConfig, ExecutorConfig
 from mainspring.core.messages import SamplingParams, Submit
-from mainspring.plugins.executors.cupy import CupyExecutor
 from mainspring.plugins.executors.torch import TorchExecutor
 from mainspring.plugins.settings import Config, SchedulerConfig
 from mainspring.plugins.simulator import Simulator
@@ -24,34 +23,54 @@ PROMPTS = (
 )
 
 
-def run(executor: Any, config: Config) -> tuple[Simulator, list[list[int]]]:
-    """Greedy ids of the prompts, which arrive one after the other."""
+def run(executor: Any, config: Config, rounds: int, new_tokens: int) -> tuple[Simulator, list[list[int]]]:
+    """Ids of the prompts, ``rounds`` times over, greedy at first and seeded then; they arrive one after the other."""
     sim = Simulator(config, executor, one_second, sampler="standard")
     model = load_text_model(config.model)
-    sampling = SamplingParams(temperature=0.0, max_tokens=7, ignore_eos=True)
-    for index, prompt in enumerate(PROMPTS):
+    for index in range(rounds * len(PROMPTS)):
+        temperature, prompt = float(index >= len(PROMPTS)), PROMPTS[index % len(PROMPTS)]
+        sampling = SamplingParams(
+            temperature=temperature, top_p=0.9, seed=index, max_tokens=new_tokens, ignore_eos=True
+        )
         sim.at(1.7 * index, Submit(str(index), tuple(model.encode(prompt)), sampling))
     sim.run()
     executor.close()
-    ids: list[list[int]] = [[] for _ in PROMPTS]
+    ids: list[list[int]] = [[] for _ in range(rounds * len(PROMPTS))]
     for emit in sim.emitted:
         for row in emit.rows:
             ids[int(row.rid)] += row.token_ids
     return sim, ids
 
 
-@pytest.mark.slow
-def test_the_default_model_on_emulated_kernels() -> None:
-    config = Config(
+def settings(depth: Literal[1, 2], num_blocks: int) -> Config:
+    return Config(
         paranoid=True,
-        scheduler=SchedulerConfig(token_budget=12, max_running=3, depth=2),
-        allocator=AllocatorConfig(block_size=4, num_blocks=11),
+        scheduler=SchedulerConfig(token_budget=12, max_running=3, depth=depth),
+        allocator=AllocatorConfig(block_size=4, num_blocks=num_blocks),
         executor=ExecutorConfig(dtype="fp32", weights="fp32", kv_dtype="fp32", threads=1),
     )
-    _, expected = run(TorchExecutor(None, config), config)
-    device = EmulatedDevice()
-    sim, made = run(CupyExecutor(None, config, device), config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("depth", "rounds", "new_tokens", "num_blocks"),
+    [
+        (2, 1, 7, 11),
+        pytest.param(1, 3, 24, 20, marks=pytest.mark.soak),
+        pytest.param(2, 3, 24, 20, marks=pytest.mark.soak),
+    ],
+)
+def test_the_default_model_on_emulated_kernels(
+    depth: Literal[1, 2], rounds: int, new_tokens: int, num_blocks: int
+) -> None:
+    """All layers.  On the device nothing runs before somebody waits for it, so at depth 2 ids go straight from a step
+    to the next."""
+    config = settings(depth, num_blocks)
+    _, expected = run(TorchExecutor(None, config), config, rounds, new_tokens)
+    device = DeferredDevice()
+    sim, made = run(DeferredExecutor(None, config, device), config, rounds, new_tokens)
     assert made == expected
     assert sim.actors.host.stats()["preemptions"] >= 1
     assert sim.actors.allocator.stats()["hit_tokens"] >= 4
     assert device.captured == 3
+    assert device.most_waiting == depth

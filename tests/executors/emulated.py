@@ -57,6 +57,9 @@ class EmulatedDevice:
     def synchronize(self) -> None:
         assert self._recording is None, "nothing waits for the device while a graph is captured"
 
+    def mark(self) -> Callable[[], None]:
+        return self.synchronize
+
     def capture(self, run: Task) -> Callable[[], None]:
         """The tasks are run at once, as a warm-up would; a graph on a device only records them."""
         tasks: list[Task] = []

@@ -191,10 +191,23 @@ class Torch:
             "CUDAGraph": lambda: SimpleNamespace(replay=lambda: self.log.append("replay"), pool=lambda: "the pool"),
             "graph": self.capturing,
             "mem_get_info": lambda device: (100, 1000),
+            "Event": self.event,
+            "device": self.using,
             "memory_reserved": lambda device: 50,
             "memory_allocated": lambda device: 20,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
+
+    def event(self) -> Any:
+        return SimpleNamespace(
+            record=lambda stream: self.log.append(f"event on {stream.cuda_stream}"),
+            synchronize=lambda: self.log.append("event waited for"),
+        )
+
+    @contextmanager
+    def using(self, device: torch.device) -> Iterator[None]:
+        self.log.append(f"using {device}")
+        yield
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -235,6 +248,10 @@ def test_a_device_tells_about_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.free_bytes() == 130  # what torch keeps for itself and does not use counts
     device.synchronize()
     assert fake.log[-1] == "synchronize 0"
+    wait = device.mark()
+    assert fake.log[-1] == "event on 0"
+    wait()
+    assert fake.log[-2:] == ["using cuda:1", "event waited for"]
 
 
 @pytest.mark.parametrize(("with_protocol", "name"), [(True, "stream {}"), (False, "stream {} of device 1")])

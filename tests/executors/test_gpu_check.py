@@ -55,7 +55,7 @@ def test_what_there_is_no_time_for_is_listed(tmp_path: Path) -> None:
     done = check("--cpu", "--seconds", "0", "--only", "engine", "speed", "--all", "--json", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     skipped = [result["name"] for result in json.loads(file.read_text()) if "skipped" in result]
-    assert len(set(skipped)) == len(skipped) == 6 + 6
+    assert len(set(skipped)) == len(skipped) == 6 + 7
     assert {"SmolLM2-135M, bfloat16, pool int8", "SmolLM2-135M, bfloat16, pool bfloat16", "rows", "swap"} <= set(
         skipped
     )

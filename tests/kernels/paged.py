@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mainspring.plugins.kernels.cuda.launch import Pool
 from mainspring.plugins.kernels.cuda.names import AttentionSpec
+from mainspring.plugins.kernels.cuda.plan import SharedPrefix
 
 Floats = NDArray[np.float64]
 Stored = NDArray[Any]
@@ -174,6 +175,45 @@ def make(
         lengths=np.asarray(lengths, np.int32),
         starts=starts,
     )
+
+
+def written(
+    spec: AttentionSpec, lengths: Sequence[int], counts: Sequence[int], seed: int = 0, spread: float = 1.0
+) -> Case:
+    """``make``, with keys and values in the pool."""
+    case = make(spec, lengths, counts, seed, spread)
+    case.write()
+    return case
+
+
+def share(case: Case, rows: Sequence[int], tokens: int) -> SharedPrefix:
+    """Let ``rows`` begin with the blocks and the first ``tokens`` tokens of the first of them."""
+    first, blocks = rows[0], tokens // case.spec.block_size
+    for row in rows[1:]:
+        case.tables[row, :blocks] = case.tables[first, :blocks]
+        for part in (case.k, case.v, case.slots):
+            part[np.flatnonzero(case.owners == row)[:tokens]] = part[np.flatnonzero(case.owners == first)[:tokens]]
+    return SharedPrefix(rows, tokens)
+
+
+def rms_normed(x: Floats, weight: Floats, eps: float) -> Floats:
+    """``x`` over its root mean square along the last axis, times ``weight``."""
+    normed: Floats = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+    return normed
+
+
+def gated(x: Floats) -> Floats:
+    """SiLU of the left half times the right one."""
+    gate, up = np.split(x, 2, axis=-1)
+    made: Floats = gate / (1 + np.exp(-gate)) * up
+    return made
+
+
+def rotated(x: Floats, cos: Floats, sin: Floats) -> Floats:
+    """Heads ``[tokens, heads, head_dim]``, turned by angles ``[tokens, head_dim / 2]``."""
+    low, high = np.split(x, 2, axis=-1)
+    c, s = cos[:, None].astype(np.float64), sin[:, None].astype(np.float64)
+    return np.concatenate([low * c - high * s, high * c + low * s], -1)
 
 
 def error(made: Stored, dtype: str, expected: Floats) -> float:

@@ -16,11 +16,10 @@ from tests.emulator.module import RawModule
 from mainspring.plugins.kernels.cuda.block_copies import BlockCopies
 from mainspring.plugins.kernels.cuda.launch import Attention, MakeModule
 from mainspring.plugins.kernels.cuda.names import AttentionSpec
-from mainspring.plugins.kernels.cuda.plan import SharedPrefix
 from mainspring.plugins.kernels.cuda.row_ops import RowOps
 from mainspring.plugins.kernels.cuda.sampling import Sampling
 
-from .paged import TOLERANCE, Case, error, load, make, parts, poisoned, store
+from .paged import TOLERANCE, error, gated, load, make, parts, poisoned, rms_normed, share, store, written
 from .plants import PLANTS
 from .support import decode, decode_shared, prefill
 
@@ -29,39 +28,23 @@ def _spec(dtype: str, kv_dtype: str, head_dim: int, **more: Any) -> AttentionSpe
     return AttentionSpec(dtype, kv_dtype, head_dim, 16, 3, 1, **more)
 
 
-def _written(spec: AttentionSpec, lengths: list[int], counts: list[int], seed: int = 1) -> Case:
-    case = make(spec, lengths, counts, seed)
-    case.write()
-    return case
-
-
 def _decode(build: MakeModule, spec: AttentionSpec, window: int = 0) -> bool:
-    case = _written(spec, [0, 150], [1, 1])
+    case = written(spec, [0, 150], [1, 1], seed=1)
     made = decode(case, num_splits=2, window=window, kernels=Attention(build, spec))
     return error(made, spec.dtype, case.attention(window)) < TOLERANCE[spec.dtype]
 
 
 def _prefill(build: MakeModule, spec: AttentionSpec, window: int = 0) -> bool:
-    case = _written(spec, [150, 0], [30, 2])
+    case = written(spec, [150, 0], [30, 2], seed=1)
     made = prefill(case, window=window, kernels=Attention(build, spec))
     return error(made, spec.dtype, case.attention(window)) < TOLERANCE[spec.dtype]
 
 
 def _prefix(build: MakeModule, spec: AttentionSpec) -> bool:
-    case = _written(spec, [70, 70, 20, 100], [1] * 4)
+    case = written(spec, [70, 70, 20, 100], [1] * 4, seed=1)
     shared = share(case, [0, 1, 3], 48)
     made = decode_shared(case, [shared], kernels=Attention(build, spec))
     return error(made, spec.dtype, case.attention()) < TOLERANCE[spec.dtype]
-
-
-def share(case: Case, rows: list[int], tokens: int) -> SharedPrefix:
-    """Let ``rows`` begin with the blocks and the first ``tokens`` tokens of the first of them."""
-    first = rows[0]
-    for row in rows[1:]:
-        case.tables[row, : tokens // case.spec.block_size] = case.tables[first, : tokens // case.spec.block_size]
-        for part in (case.k, case.v, case.slots):
-            part[np.flatnonzero(case.owners == row)[:tokens]] = part[np.flatnonzero(case.owners == first)[:tokens]]
-    return SharedPrefix(rows, tokens)
 
 
 def _kv_write(build: MakeModule, spec: AttentionSpec) -> bool:
@@ -88,15 +71,14 @@ def _rms_norm(build: MakeModule) -> bool:
     out = poisoned(x.shape, "bf16")
     RowOps(build, "bf16", 64).rms_norm(out, x, weight, 1e-5, rows=3, width=576, residual=residual)
     total = load(residual, "bf16")
-    expected = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5) * load(weight, "bf16")
+    expected = rms_normed(total, load(weight, "bf16"), 1e-5)
     return error(out, "bf16", expected) < TOLERANCE["bf16"]
 
 
 def _silu_mul(build: MakeModule) -> bool:
     x, out = store(np.random.default_rng(0).standard_normal((3, 2 * 1536)), "bf16"), poisoned((3, 1536), "bf16")
     RowOps(build, "bf16", 64).silu_mul(out, x, rows=3, width=1536)
-    gate, up = np.split(load(x, "bf16"), 2, axis=1)
-    return error(out, "bf16", gate / (1 + np.exp(-gate)) * up) < TOLERANCE["bf16"]
+    return error(out, "bf16", gated(load(x, "bf16"))) < TOLERANCE["bf16"]
 
 
 def _norm_heads(build: MakeModule) -> bool:
@@ -104,8 +86,7 @@ def _norm_heads(build: MakeModule) -> bool:
     qkv, query = store(random.standard_normal((2, 5, 80)), "bf16"), store(random.standard_normal(80), "bf16")
     made = qkv.copy()
     RowOps(build, "bf16", 80).norm_heads(made, query, query, 1e-6, num_tokens=2, num_heads=3, num_kv_heads=1)
-    x = load(qkv, "bf16")[:, :4]
-    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * load(query, "bf16")
+    expected = rms_normed(load(qkv, "bf16")[:, :4], load(query, "bf16"), 1e-6)
     return error(made[:, :4], "bf16", expected) < TOLERANCE["bf16"]
 
 
@@ -119,15 +100,19 @@ def _copies(build: MakeModule) -> bool:
 
 
 def _sample(build: MakeModule) -> bool:
-    """Likely tokens only, the last of them, the first of its equals."""
+    """Likely tokens only, the last of them, the first of its equals; one is banned, and the ids become inputs."""
     logits = np.tile(np.array([-5, 3, 2, 2, -5], np.float32), (3, 200))
     logits[:, 700] = 4.0
+    logits[:, 3] = 9.0
     temperature, top_k, one = np.array([1.0, 0.0, 1.0]), np.array([2, 0, 0], np.int32), np.ones(3)
     ids, states = np.full(3, -7, np.int32), np.full(3, -7, np.int32)
-    Sampling(build).sample(
-        ids, states, logits, temperature, top_k, one * 0.9, one * 0.3, one * 0.999, rows=3, vocab=logits.shape[1]
-    )
-    return (ids.tolist(), states.tolist()) == ([1, 700, 996], [0, 0, 0])
+    kernels, vocab = Sampling(build), logits.shape[1]
+    kernels.ban(logits, np.array([[0, 3], [1, 3], [2, 3]], np.int32), num_pairs=3, vocab=vocab)
+    kernels.sample(ids, states, logits, temperature, top_k, one * 0.9, one * 0.3, one * 0.999, rows=3, vocab=vocab)
+    inputs = np.full(4, -7, np.int32)
+    kernels.take(inputs, ids, np.array([[3, 0], [1, 2]], np.int32), num_pairs=2)
+    drawn = (ids.tolist(), states.tolist()) == ([1, 700, 996], [0, 0, 0])
+    return drawn and inputs.tolist() == [-7, 996, -7, 1]
 
 
 BF16, INT8, FP32 = _spec("bf16", "bf16", 64), _spec("bf16", "int8", 64), _spec("fp32", "fp32", 64)
@@ -155,13 +140,13 @@ SCENARIOS: dict[str, Callable[[MakeModule], bool]] = {
 }
 
 
-def planted(plant: str | None, **options: Any) -> MakeModule:
+def planted(plant: str | None) -> MakeModule:
     """``RawModule`` of the text with a bug in it, where the unit has its place."""
 
     def build(code: str, **more: Any) -> RawModule:
         if plant is not None and PLANTS[plant].old in code:
             code = PLANTS[plant].into(code)
-        return RawModule(code=code, **more, **options)
+        return RawModule(code=code, **more)
 
     return build
 

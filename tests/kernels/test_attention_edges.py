@@ -12,17 +12,10 @@ from mainspring.plugins.kernels.cuda.launch import Parts
 from mainspring.plugins.kernels.cuda.names import AttentionSpec
 from mainspring.plugins.kernels.cuda.plan import SharedPrefix, choose_splits, prefill_tiles, prefix_tiles
 
-from .paged import TOLERANCE, Case, error, load, make, store
-from .scenarios import share
+from .paged import TOLERANCE, error, load, make, share, store, written
 from .support import attention, decode, decode_shared, parts_for, prefill
 
 FORMATS = [("fp32", "fp32"), ("fp16", "fp16"), ("bf16", "int8")]
-
-
-def written(spec: AttentionSpec, lengths: list[int], counts: list[int], seed: int = 0, spread: float = 1.0) -> Case:
-    case = make(spec, lengths, counts, seed, spread)
-    case.write()
-    return case
 
 
 @pytest.mark.parametrize("window", [1, 16, 17, 40, 1000])

@@ -12,7 +12,7 @@ from mainspring.plugins.kernels.cuda.block_copies import BlockCopies
 from mainspring.plugins.kernels.cuda.plan import waves
 from mainspring.plugins.kernels.cuda.row_ops import RowOps
 
-from .paged import TOLERANCE, error, load, poisoned, store
+from .paged import TOLERANCE, error, gated, load, poisoned, rms_normed, store
 
 DTYPES = ("fp32", "fp16", "bf16")
 
@@ -39,8 +39,7 @@ def test_rms_norm(dtype: str, residual: bool, width: int) -> None:
     if residual:
         assert error(kept, dtype, total) < TOLERANCE[dtype]
         total = load(kept, dtype)
-    expected = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5) * load(weight, dtype)
-    assert error(out, dtype, expected) < TOLERANCE[dtype]
+    assert error(out, dtype, rms_normed(total, load(weight, dtype), 1e-5)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 256])
@@ -49,9 +48,8 @@ def test_norm_heads(dtype: str, head_dim: int) -> None:
     qkv, query, key = normal((5, 10, head_dim), dtype, 0), normal((head_dim,), dtype, 1), normal((head_dim,), dtype, 2)
     made = qkv.copy()
     row_ops(dtype, head_dim).norm_heads(made, query, key, 1e-6, num_tokens=5, num_heads=6, num_kv_heads=2)
-    x = load(qkv, dtype)[:, :8]
     weights = np.stack([load(query, dtype)] * 6 + [load(key, dtype)] * 2)
-    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weights
+    expected = rms_normed(load(qkv, dtype)[:, :8], weights, 1e-6)
     assert error(made[:, :8], dtype, expected) < TOLERANCE[dtype]
     assert made[:, 8:].tobytes() == qkv[:, 8:].tobytes()
 
@@ -62,8 +60,7 @@ def test_silu_mul(dtype: str, width: int) -> None:
     x = store(np.random.default_rng(0).standard_normal((3, 2 * width)) * 8, dtype)
     out = poisoned((3, width), dtype)
     row_ops(dtype).silu_mul(out, x, rows=3, width=width)
-    gate, up = np.split(load(x, dtype), 2, axis=1)
-    assert error(out, dtype, gate / (1 + np.exp(-gate)) * up) < TOLERANCE[dtype]
+    assert error(out, dtype, gated(load(x, dtype))) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("block_bytes", [4096, 36, 7])

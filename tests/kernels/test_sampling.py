@@ -111,6 +111,27 @@ def test_rows_without_a_usable_logit_are_named() -> None:
         assert ids[4] == 0
 
 
+def test_banned_tokens_become_impossible() -> None:
+    """All pairs of more than one block of threads; a NaN stays one."""
+    random = np.random.default_rng(3)
+    logits = random.standard_normal((3, 200)).astype(np.float32)
+    logits[1, 7] = np.nan
+    places = np.append(random.choice(np.setdiff1d(np.arange(600), 207), 299, replace=False), 207)
+    pairs = np.stack((places // 200, places % 200), 1).astype(np.int32)
+    expected = logits.copy()
+    expected[pairs[:-1, 0], pairs[:-1, 1]] = -np.inf
+    with schedule(order=3, seed=1):
+        kernels().ban(logits, pairs, num_pairs=len(pairs), vocab=200)
+    assert np.array_equal(logits, expected, equal_nan=True)
+
+
+def test_drawn_ids_become_inputs() -> None:
+    ids, drawn = np.full(300, -7, np.int32), np.arange(1000, 1200, dtype=np.int32)
+    pairs = np.stack((np.arange(200) + 50, np.arange(200)[::-1]), 1).astype(np.int32)
+    kernels().take(ids, drawn, pairs, num_pairs=200)
+    assert ids.tolist() == [-7] * 50 + list(range(1199, 999, -1)) + [-7] * 50
+
+
 @pytest.mark.soak
 def test_a_real_vocabulary() -> None:
     random = np.random.default_rng(0)

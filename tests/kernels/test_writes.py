@@ -9,7 +9,7 @@ from tests.emulator.module import schedule
 from mainspring.plugins.kernels.cuda.launch import Pool
 from mainspring.plugins.kernels.cuda.names import HEAD_DIMS, AttentionSpec
 
-from .paged import Case, load, make, parts, quantise, store
+from .paged import Case, load, make, parts, quantise, rotated, store
 from .support import attention
 
 FORMATS = [(a, b) for a in ("fp32", "fp16", "bf16") for b in (a, "int8")]
@@ -52,10 +52,7 @@ def test_rope_write(dtype: str, kv_dtype: str, head_dim: int) -> None:
     before = qkv.copy()
     with schedule(order=2, seed=head_dim):
         attention(case.spec).rope_write(qkv, cos, sin, positions, case.slots, case.pool, num_tokens=len(case.slots))
-    x = load(before[:, :8], dtype)
-    c, s = cos[positions].astype(np.float64)[:, None], sin[positions].astype(np.float64)[:, None]
-    low, high = x[..., :half], x[..., half:]
-    turned = np.concatenate([low * c - high * s, high * c + low * s], -1)
+    turned = rotated(load(before[:, :8], dtype), cos[positions], sin[positions])
     close = {"fp32": 3e-7, "fp16": 5e-4, "bf16": 4e-3}[dtype]
     assert np.linalg.norm(load(qkv[:, :6], dtype) - turned[:, :6]) < close * np.linalg.norm(turned[:, :6])
     assert qkv[:, 6:].tobytes() == before[:, 6:].tobytes()

@@ -59,7 +59,7 @@ class Compiler:
     """NVRTC of one major version of CUDA."""
 
     def __init__(self, cuda: int) -> None:
-        self.library = ctypes.CDLL(str(file_of(*WHEELS[cuda])))
+        self._library = ctypes.CDLL(str(file_of(*WHEELS[cuda])))
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         self.version = (major.value, minor.value)
@@ -72,7 +72,7 @@ class Compiler:
             for name in names:
                 self._call("nvrtcAddNameExpression", program, name.encode())
             flags = [option.encode() for option in (*OPTIONS, *options, f"-arch=sm_{arch}")]
-            failed = self.library.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
+            failed = self._library.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
             log = self._text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog", program).decode()
             if failed:
                 raise CompileError(f"sm_{arch}: {log}")
@@ -96,10 +96,10 @@ class Compiler:
         return buffer.raw
 
     def _call(self, name: str, *args: object) -> None:
-        code = getattr(self.library, name)(*args)
+        code = getattr(self._library, name)(*args)
         if code:
-            self.library.nvrtcGetErrorString.restype = ctypes.c_char_p
-            raise CompileError(f"{name}: {self.library.nvrtcGetErrorString(code).decode()}")
+            self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+            raise CompileError(f"{name}: {self._library.nvrtcGetErrorString(code).decode()}")
 
 
 @cache

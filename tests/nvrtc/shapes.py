@@ -10,7 +10,7 @@ from mainspring.plugins.kernels.cuda.names import (
     AttentionSpec,
     attention_files,
     attention_instances,
-    sample_instance,
+    sample_instances,
 )
 from mainspring.plugins.kernels.cuda.source import unit
 
@@ -73,9 +73,8 @@ def row_units() -> list[Unit]:
         Unit(f"rows {dtype}", ("rows.cu",), {kernel.format(kind): 0 for kernel in ROW_KERNELS})
         for dtype, kind in kinds.items()
     ]
-    one = sample_instance()
     copies = {f"copy_blocks<{kind}>": 0 for kind in ("uint4", "u32", "u8")}
-    draw = Unit("sample", ("sample.cu",), {one.name: one.shared_bytes})
+    draw = Unit("sample", ("sample.cu",), {one.name: one.shared_bytes for one in sample_instances().values()})
     return [*rows, Unit("blocks", ("blocks.cu",), copies), draw]
 
 

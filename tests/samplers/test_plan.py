@@ -35,7 +35,7 @@ def test_columns_follow_the_sampling_rows_in_order_with_their_types() -> None:
     assert plan.top_p.tolist() == [1.0, 1.0, np.float32(0.9)]
     assert plan.min_p.tolist() == [0.25, 0.0, 0.0]
     assert plan.greedy.tolist() == [False, True, False]
-    assert not plan.all_greedy
+    assert not plan.greedy.all()
     assert not plan.has_bans
     first, last = uniforms(np.array([2**64 - 1, 7], np.uint64), np.array([4, 4]))
     assert plan.uniform.tolist() == [first, 0.0, last], "key: the seed, counter: the position of the drawn token"
@@ -56,7 +56,7 @@ def test_whatever_leaves_only_the_best_token_is_greedy(params: SamplingParams) -
     table = ParamTable(100, ())
     table.put(started("a", params))
     plan = table.plan((row("a", 3),))
-    assert plan.all_greedy
+    assert plan.greedy.all()
     assert plan.temperature.tolist() == [0.0]
 
 

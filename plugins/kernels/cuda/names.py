@@ -53,6 +53,11 @@ class AttentionSpec:
         return self.tensor_cores and fits and self.block_size % 16 == 0
 
     @property
+    def types(self) -> str:
+        """The first template arguments of its kernels."""
+        return f"{TYPES[self.dtype]}, {TYPES[self.kv_dtype]}, {self.head_dim}, {self.block_size}"
+
+    @property
     def softmax_scale(self) -> float:
         return self.scale or 1 / math.sqrt(self.head_dim)
 
@@ -92,9 +97,8 @@ def _decode_mma(spec: AttentionSpec, flags: int) -> Instance:
     warps = 2 if dim * element > 256 else 4
     stages = 4 if dim * element <= 160 else 3
     stage = 2 * 16 * _stride(dim * element) + (128 if element == 1 else 0)
-    types = f"{TYPES[spec.dtype]}, {TYPES[spec.kv_dtype]}, {dim}, {spec.block_size}"
     return Instance(
-        name=f"decode_mma<{types}, {tiles}, {warps}, {stages}, {flags}>",
+        name=f"decode_mma<{spec.types}, {tiles}, {warps}, {stages}, {flags}>",
         threads=warps * 32,
         shared_bytes=_carve((warps * stages * stage, 128), (warps * tiles * 64, 16)),
         heads=8 * tiles,
@@ -106,9 +110,8 @@ def _decode(spec: AttentionSpec, flags: int) -> Instance:
     most = 2 if dim == 80 else 4  # a lane of 80 holds 20 dims of each head
     heads = min(most, 1 << (spec.group - 1).bit_length())
     unroll = {64: 4, 128: 4, 80: 1}.get(dim, 2)
-    types = f"{TYPES[spec.dtype]}, {TYPES[spec.kv_dtype]}, {dim}, {spec.block_size}"
     return Instance(
-        name=f"decode<{types}, {heads}, {warps}, {unroll}, {flags}>",
+        name=f"decode<{spec.types}, {heads}, {warps}, {unroll}, {flags}>",
         threads=warps * 32,
         shared_bytes=_carve((warps * heads * dim * 4, 16), (warps * heads * 8, 16)),
         heads=heads,
@@ -132,8 +135,7 @@ def _prefill_mma(spec: AttentionSpec, flags: int, kernel: str) -> Instance:
         ]
     else:
         arrays += [(2 * tokens * wide, 128)] * 2
-    types = f"{TYPES[spec.dtype]}, {TYPES[spec.kv_dtype]}, {dim}, {spec.block_size}"
-    return Instance(f"{kernel}<{types}, {tokens}, {rows // 64}, {flags}>", 128, _carve(*arrays), rows=rows)
+    return Instance(f"{kernel}<{spec.types}, {tokens}, {rows // 64}, {flags}>", 128, _carve(*arrays), rows=rows)
 
 
 def _prefill(spec: AttentionSpec, flags: int) -> Instance:
@@ -141,8 +143,7 @@ def _prefill(spec: AttentionSpec, flags: int) -> Instance:
     tokens = 32 if dim <= 128 else 16
     stride = (dim + 4) * 4
     shared = _carve((rows * stride, 16), (tokens * stride, 16), (tokens * stride, 16), (rows * (tokens + 4) * 4, 16))
-    types = f"{TYPES[spec.dtype]}, {TYPES[spec.kv_dtype]}, {dim}, {spec.block_size}"
-    return Instance(f"prefill<{types}, {flags}>", 128, shared, rows=rows)
+    return Instance(f"prefill<{spec.types}, {flags}>", 128, shared, rows=rows)
 
 
 def attention_files(spec: AttentionSpec) -> tuple[str, ...]:
@@ -154,12 +155,11 @@ def attention_files(spec: AttentionSpec) -> tuple[str, ...]:
 def attention_instances(spec: AttentionSpec) -> dict[str, Instance]:
     """``kv_write``, ``rope_write``, ``reduce``, and ``decode`` and ``prefill`` without and, where some layer needs
     it, with a window (``decode_window``, ``prefill_window``); ``prefix`` where tensor cores run."""
-    kinds = f"{TYPES[spec.dtype]}, {TYPES[spec.kv_dtype]}, {spec.head_dim}, {spec.block_size}"
     softcap = SOFTCAP if spec.softcap else 0
     decode, prefill = (_decode_mma, _prefill_mma) if spec.mma else (_decode, None)
     out = {
-        "kv_write": Instance(f"kv_write<{kinds}>", 128),
-        "rope_write": Instance(f"rope_write<{kinds}>", 256),
+        "kv_write": Instance(f"kv_write<{spec.types}>", 128),
+        "rope_write": Instance(f"rope_write<{spec.types}>", 256),
         "reduce": Instance(f"reduce<{TYPES[spec.dtype]}, {spec.head_dim}>", spec.head_dim),
     }
     for suffix, window in [("", 0), ("_window", WINDOW)][: 1 + spec.windows]:
@@ -171,9 +171,11 @@ def attention_instances(spec: AttentionSpec) -> dict[str, Instance]:
     return out
 
 
-def sample_instance() -> Instance:
-    """The draw of tokens: two histograms of 2,048 bins, a place, two sums, a count for each warp, an id."""
+def sample_instances() -> dict[str, Instance]:
+    """``sample``, the draw of tokens: two histograms of 2,048 bins, a place, two sums, a count for each warp, an id;
+    and what goes before and behind it."""
     shared = _carve(
         (2048 * 8, 16), (2048 * 8, 16), (2048 * 4, 16), (2048 * 4, 16), (32, 16), (16, 16), (128, 16), (4, 16)
     )
-    return Instance("sample", 512, shared)
+    small = {name: Instance(name, 128) for name in ("ban_tokens", "take_drawn")}
+    return {"sample": Instance("sample", 512, shared), **small}

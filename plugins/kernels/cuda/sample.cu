@@ -1,4 +1,5 @@
-// One token for each row of logits, without sorting: temperature, top-k, top-p, min-p, draw.  grid (rows).
+// One token for each row of logits, without sorting: temperature, top-k, top-p, min-p, draw.  grid (rows).  Before it,
+// tokens that must not be drawn become impossible; after it, the ids are inputs of the next step without leaving the device.
 //
 // The arithmetic is that of the standard sampler: a token's weight is round(2^bits * exp((logit - best) / temperature)) as
 // an integer, tokens are ordered by descending logit and then ascending id, each cut keeps a prefix of that order and so is
@@ -211,4 +212,18 @@ KERNEL __launch_bounds__(512, 1) sample(
   __syncthreads();  // the survey's partial results were read
   const int id = id_of(row.logits, vocab, token, counts, found);
   if (threadIdx.x == 0) ids[blockIdx.x] = id, states[blockIdx.x] = 0;
+}
+
+// pairs (row, id): that token cannot be drawn; a NaN stays, so that it is noticed.
+KERNEL ban_tokens(float* __restrict__ logits, const int2* __restrict__ pairs, int num_pairs, int vocab) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= num_pairs) return;
+  float* x = logits + (i64)pairs[i].x * vocab + pairs[i].y;
+  if (*x == *x) *x = __uint_as_float(0xff800000u);
+}
+
+// pairs (token, row): the token's id is what that row drew.
+KERNEL take_drawn(int* __restrict__ ids, const int* __restrict__ drawn, const int2* __restrict__ pairs, int num_pairs) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < num_pairs) ids[pairs[i].x] = drawn[pairs[i].y];
 }

@@ -1,13 +1,14 @@
-"""Launcher of the draw of tokens; conventions as in ``launch``."""
+"""Launchers of the draw of tokens and of what goes with it; conventions as in ``launch``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from .launch import Array, MakeModule, address
-from .names import sample_instance
+from .names import sample_instances
 from .source import unit
 
 #: What ``states`` says of a row: drawn; its logits hold a NaN, +inf, or nothing but -inf.
@@ -18,9 +19,14 @@ class Sampling:
     """The standard sampler's draw, to the token, in one kernel for any mix of parameters."""
 
     def __init__(self, make: MakeModule, options: Sequence[str] = ()) -> None:
-        self.instance = sample_instance()
-        module = make(code=unit("sample.cu"), options=tuple(options), name_expressions=[self.instance.name])
-        self._function = module.get_function(self.instance.name)
+        self.instances = sample_instances()
+        module = make(code=unit("sample.cu"), options=tuple(options), name_expressions=list(self.instances))
+        self._functions = {name: module.get_function(name) for name in self.instances}
+
+    def _start(self, name: str, blocks: int, args: tuple[Any, ...]) -> None:
+        if blocks:
+            one = self.instances[name]
+            self._functions[name]((blocks,), (one.threads,), args, shared_mem=one.shared_bytes)
 
     def sample(
         self,
@@ -45,5 +51,14 @@ class Sampling:
             address(ids), address(states), address(logits), address(temperature), address(top_k), address(top_p),
             address(min_p), address(uniform), np.int32(vocab), np.int32(62 - vocab.bit_length()),
         )  # fmt: skip
-        if rows:
-            self._function((rows,), (self.instance.threads,), args, shared_mem=self.instance.shared_bytes)
+        self._start("sample", rows, args)
+
+    def ban(self, logits: Array, pairs: Array, *, num_pairs: int, vocab: int) -> None:
+        """Make tokens impossible: ``pairs`` int32 ``[num_pairs, 2]`` of (row, id); a logit that is NaN stays."""
+        args = (address(logits), address(pairs), np.int32(num_pairs), np.int32(vocab))
+        self._start("ban_tokens", -(-num_pairs // 128), args)
+
+    def take(self, ids: Array, drawn: Array, pairs: Array, *, num_pairs: int) -> None:
+        """``ids[pairs[i, 0]] = drawn[pairs[i, 1]]``, all int32: the next step's inputs, as they were drawn."""
+        args = (address(ids), address(drawn), address(pairs), np.int32(num_pairs))
+        self._start("take_drawn", -(-num_pairs // 128), args)

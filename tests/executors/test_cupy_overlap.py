@@ -1,0 +1,215 @@
+"""Steps that are begun before the one before them ended, on a device that runs nothing until somebody waits; and rows
+that are drawn there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from tests.executors.deferred import DeferredDevice, DeferredExecutor
+from tests.executors.emulated import EmulatedDevice
+from tests.executors.reference import engine_config
+from tests.support import one_second
+
+from mainspring.core.errors import EngineFault
+from mainspring.core.messages import Cancel, GrantedRow, Message, SamplingParams, Started, StepGrant, StepLaunch, Submit
+from mainspring.core.policy import SampleOutput, SamplerContext
+from mainspring.plugins.executors.cupy import CupyExecutor, Options
+from mainspring.plugins.executors.cupy_buffers import Staging
+from mainspring.plugins.executors.cupy_draw import Draws, can_draw
+from mainspring.plugins.executors.torch import TorchExecutor
+from mainspring.plugins.models.tiny import write_tiny_model
+from mainspring.plugins.settings import Config
+from mainspring.plugins.simulator import Simulator
+from mainspring.samplers.plan import SamplingPlan
+from mainspring.samplers.stages import TopP
+from mainspring.samplers.standard import StandardSampler
+
+PROMPTS = [list(range(20, 39)), [20, 21, 22, 23, 24, 25, 26, 27, 90], [7], list(range(20, 33)), list(range(60, 100))]
+#: Greedy, every cut alone and together, and end ids held back: one request each.
+REQUESTS = [
+    SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=0.8, top_k=20, seed=3, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=1.5, top_p=0.7, seed=4, max_tokens=12, min_tokens=12, stop_token_ids=(1, 2, 3, 70)),
+    SamplingParams(temperature=1.0, min_p=0.1, seed=5, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=3.0, top_k=50, top_p=0.9, min_p=0.02, seed=6, max_tokens=12, ignore_eos=True),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random tiny Llama whose heads have a size that there are kernels for."""
+    made = tmp_path_factory.mktemp("tiny64")
+    write_tiny_model(made, head_dim=64)
+    return made
+
+
+def play(executor: Any, config: Config, sampler: str = "standard") -> list[list[int]]:
+    """Ids of each request; they arrive one after the other."""
+    sim = Simulator(config, executor, one_second, sampler=sampler)
+    for index, (prompt, sampling) in enumerate(zip(PROMPTS, REQUESTS, strict=True)):
+        sim.at(2.5 * index, Submit(str(index), tuple(prompt), sampling))
+    sim.run()
+    executor.close()
+    out: list[list[int]] = [[] for _ in PROMPTS]
+    for emit in sim.emitted:
+        for row in emit.rows:
+            assert row.finish is None or row.finish.failure is None
+            out[int(row.rid)] += row.token_ids
+    assert sim.actors.host.stats()["preemptions"] >= 1
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graphs", [True, False])
+def test_drawn_on_the_device_and_overlapped_every_token_is_the_samplers(folder: Path, graphs: bool) -> None:
+    """Any mix of parameters, prompts in chunks, shared prefixes and a preemption, at both depths: the ids that torch
+    and the standard sampler give.  With two steps in flight ids go from one to the next on the device alone."""
+    settings = {depth: engine_config(folder, 16, use="prefix", depth=depth) for depth in (1, 2)}
+    expected = play(TorchExecutor(None, settings[1]), settings[1])
+    assert all(expected)
+    for depth, config in settings.items():
+        device = DeferredDevice()
+        assert play(DeferredExecutor(Options(graphs=graphs), config, device), config) == expected
+        assert device.most_waiting == depth
+        assert "sample" in device.log and "ban_tokens" in device.log
+        assert ("take_drawn" in device.log) == (depth == 2)
+
+
+class Second(StandardSampler):
+    """Draws otherwise: the second best."""
+
+    def run(self, logits: Any, plan: SamplingPlan) -> SampleOutput:
+        """See ``Sampler.run``."""
+        return SampleOutput(logits.topk(2).indices[:, 1].tolist(), [])
+
+
+class Composed:
+    """A sampler around the standard one: plans come from that, the draw is its own."""
+
+    api_level = 1
+    parameters = StandardSampler.parameters
+
+    def __init__(self, options: Any, context: SamplerContext) -> None:
+        self.planner, self.drawer = StandardSampler(options, context), Second(options, context)
+
+    def validate(self, params: SamplingParams) -> None:
+        """See ``Sampler.validate``."""
+        self.planner.validate(params)
+
+    def handle(self, message: Message, now: float) -> Iterable[Message]:
+        """See ``Sampler.handle``."""
+        return self.planner.handle(message, now)
+
+    def run(self, logits: Any, plan: SamplingPlan) -> SampleOutput:
+        """See ``Sampler.run``."""
+        return self.drawer.run(logits, plan)
+
+    def check(self) -> None:
+        """See ``Sampler.check``."""
+        self.planner.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("sampler", ["Second", "Composed"])
+def test_other_samplers_are_asked(folder: Path, depth: Literal[1, 2], sampler: str) -> None:
+    config = engine_config(folder, 16, use="prefix", depth=depth)
+    expected = play(TorchExecutor(None, config), config, f"{__name__}:{sampler}")
+    device = DeferredDevice()
+    assert play(DeferredExecutor(None, config, device), config, f"{__name__}:{sampler}") == expected
+    assert "sample" not in device.log
+
+
+def test_whose_draw_the_kernel_takes_over() -> None:
+    class Other(StandardSampler):
+        order = (TopP(),)
+
+    standard, other, second = (kind(None, SamplerContext(10)) for kind in (StandardSampler, Other, Second))
+    row = GrantedRow("a", 0, 1, (3,), True, (0,), (0,))
+    started = Started("a", (3,), 1, 0, SamplingParams())
+    plans = []
+    for sampler in (standard, other, second):
+        (launch,) = sampler.handle(StepGrant(0, (row,), (started,)), 0.0)
+        assert isinstance(launch, StepLaunch)
+        plans.append(launch.sampling)
+    assert can_draw(plans[0], standard.run)
+    assert not can_draw(plans[0], StandardSampler(None, SamplerContext(10)).run)  # of another engine
+    assert not can_draw(plans[0], second.run)
+    assert not can_draw(plans[1], other.run)
+    assert not can_draw(plans[2], second.run)
+    assert not can_draw(object(), standard.run)
+    assert not can_draw(None, standard.run)
+
+
+@torch.inference_mode()
+def test_rows_that_cannot_be_drawn_from_are_named() -> None:
+    """With the sampler's words, and the others' ids."""
+    sampler = StandardSampler(None, SamplerContext(70))
+    logits = torch.zeros(4, 70)
+    logits[0, 3], logits[1, 4], logits[2] = torch.nan, torch.inf, -torch.inf
+    logits[3, 9] = 2
+    plan = SamplingPlan(
+        np.zeros(4, np.float32), np.zeros(4, np.int32), np.ones(4, np.float32), np.zeros(4, np.float32),
+        np.zeros(4), np.ones(4, bool), np.array([3, 0]), np.array([9, 3]), sampler.run,
+    )  # fmt: skip
+    draws = Draws(EmulatedDevice())
+    draws.reserve(4)
+    draws.bring(plan, [])
+    ids, failed = draws.draw(logits.clone()).read()
+    expected = sampler.run(logits.clone(), plan)
+    assert failed == expected.failed
+    assert [row for row, _ in failed] == [0, 1, 2]
+    assert ids[3] == expected.token_ids[3] == 0
+
+
+def test_more_banned_ids_than_there_is_room_for() -> None:
+    sampler = StandardSampler(None, SamplerContext(70))
+    rows, ids = np.zeros(60, np.int64), np.arange(60, dtype=np.int64)
+    plan = SamplingPlan(
+        np.zeros(1, np.float32), np.zeros(1, np.int32), np.ones(1, np.float32), np.zeros(1, np.float32), np.zeros(1),
+        np.ones(1, bool), rows, ids, sampler.run,
+    )  # fmt: skip
+    draws = Draws(EmulatedDevice())
+    draws.reserve(1)
+    draws.bring(plan, [])
+    assert draws.draw(torch.zeros(1, 70)).read() == ([60], [])
+
+
+@torch.inference_mode()
+def test_what_is_on_its_way_is_not_overwritten() -> None:
+    """Two uploads behind each other, nothing waited for: the third waits for the first."""
+    device = DeferredDevice()
+    staging = Staging(device)
+    staging.reserve(4, 1)
+    seen: list[list[int]] = []
+    with device.step():
+        for step in range(5):
+            (there,) = staging.upload([np.full(4, step, np.int32)])
+            device.append(lambda there=there: seen.append(there.tolist()))  # type: ignore[misc]
+            assert len(seen) == max(0, step - 2)
+    device.synchronize()
+    assert seen == [[step] * 4 for step in range(5)]
+
+
+@pytest.mark.slow
+def test_a_request_that_ends_while_its_row_runs_leaves_nothing_behind(folder: Path) -> None:
+    config = engine_config(folder, 16, depth=2)
+    executor = DeferredExecutor(None, config, DeferredDevice())
+    sim = Simulator(config, executor, one_second, sampler="standard")
+    sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    sim.at(0.0, Submit("a", tuple(range(20, 25)), sampling), Submit("b", tuple(range(30, 35)), sampling))
+    sim.at(6.5, Cancel("a"))
+    sim.run()
+    assert len(executor._last_ids) <= 1  # of the request that ended last, until the next step says so
+    assert "a" not in executor._last_ids
+    executor.close()
+
+
+def test_before_load(folder: Path) -> None:
+    with pytest.raises(EngineFault, match=r"before load\(\)"):
+        CupyExecutor(None, engine_config(folder, 16)).execute(StepLaunch(0, (), None), lambda *_: SampleOutput([], []))

@@ -1,0 +1,173 @@
+"""The executor's thread with an executor that begins steps and ends them later: what overlaps, in which order results
+come, and what goes wrong where."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from mainspring.core.clock import MonotonicClock
+from mainspring.core.messages import Down, GrantedRow, Message, StepLaunch, StepResult
+from mainspring.core.policy import SampleOutput
+from mainspring.plugins.executors import overlap
+from mainspring.plugins.executors.thread import ExecutorThread
+from mainspring.plugins.testing.fake_executor import FakeExecutor
+
+pytestmark = pytest.mark.anyio
+WAIT_S = 20.0
+
+
+@dataclass
+class Step:
+    """A step that ends when it is told to."""
+
+    launch: StepLaunch
+    end: threading.Event
+    fails: Exception | None
+
+    def result(self) -> StepResult:
+        """See ``Pending.result``."""
+        assert self.end.wait(WAIT_S)
+        if self.fails:
+            raise self.fails
+        return StepResult(self.launch.step, (), ())
+
+
+class Overlapping(FakeExecutor):
+    """``begun`` steps, by number; ``ends`` lets one end; ``fails``: with what."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+        self.ends = {step: threading.Event() for step in range(4)}
+        self.fails: dict[int, Exception] = {}
+        self.begun = [threading.Event() for _ in range(4)]
+        self.at_once: set[int] = set()
+        self.closed = threading.Event()
+
+    def begin(self, launch: StepLaunch, sample: overlap.Sample) -> StepResult | Step:
+        """See ``overlap.begin``."""
+        self.begun[launch.step].set()
+        if launch.step in self.at_once:
+            return StepResult(launch.step, (), ())
+        return Step(launch, self.ends[launch.step], self.fails.get(launch.step))
+
+    def close(self) -> None:
+        """See ``Executor.close``."""
+        self.closed.set()
+
+
+class Posts:
+    """What the thread posts, in order."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._more = threading.Condition()
+
+    def __call__(self, message: Message) -> None:
+        with self._more:
+            self.messages.append(message)
+            self._more.notify_all()
+
+    def until(self, count: int) -> list[Message]:
+        """The first ``count``."""
+        with self._more:
+            assert self._more.wait_for(lambda: len(self.messages) >= count, WAIT_S)
+            return self.messages[:count]
+
+
+def launch(step: int) -> StepLaunch:
+    return StepLaunch(step, (GrantedRow(str(step), 0, 1, (5,), True, (0,), (0,)),), None)
+
+
+def serve(executor: Overlapping) -> tuple[ExecutorThread, Posts]:
+    posts = Posts()
+    thread = ExecutorThread(executor, posts, MonotonicClock().now)
+    thread.serve(lambda logits, plan: SampleOutput([], []))
+    return thread, posts
+
+
+def wait_for(happened: Callable[[float], bool]) -> None:
+    assert happened(WAIT_S)
+
+
+async def test_a_step_is_begun_while_the_one_before_it_runs() -> None:
+    executor = Overlapping()
+    thread, posts = serve(executor)
+    for step in (0, 1):
+        thread.deliver(launch(step))
+        wait_for(executor.begun[step].wait)
+    assert posts.messages == []
+    assert thread.stalled_for() > 0
+    executor.ends[1].set()  # order stays
+    executor.ends[0].set()
+    assert [message.step for message in posts.until(2)] == [0, 1]  # type: ignore[attr-defined]
+    assert thread.stalled_for() == 0
+    await thread.close()
+
+
+async def test_a_step_that_is_over_at_once_waits_for_its_turn() -> None:
+    executor = Overlapping()
+    executor.at_once = {1}
+    thread, posts = serve(executor)
+    for step in (0, 1):
+        thread.deliver(launch(step))
+        wait_for(executor.begun[step].wait)
+    assert posts.messages == []
+    executor.ends[0].set()
+    assert [message.step for message in posts.until(2)] == [0, 1]  # type: ignore[attr-defined]
+    await thread.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("the device is lost"), Down("executor", "RuntimeError: the device is lost", 0)),
+        (RuntimeError("CUDA out of memory"), None),
+    ],
+)
+async def test_what_goes_wrong_in_a_step_belongs_to_it(error: Exception, expected: Down | None) -> None:
+    executor = Overlapping()
+    executor.fails[0] = error
+    thread, posts = serve(executor)
+    for step in (0, 1):
+        thread.deliver(launch(step))
+        executor.ends[step].set()
+    first, second = posts.until(2)
+    if expected is None:
+        assert isinstance(first, StepResult)
+        assert first.failed == (("0", "out of memory in step 0"),)
+    else:
+        assert first == expected
+    assert isinstance(second, StepResult)
+    assert second.step == 1
+    await thread.close()
+
+
+async def test_closing_waits_for_steps_that_run() -> None:
+    executor = Overlapping()
+    thread, posts = serve(executor)
+    thread.deliver(launch(0))
+    wait_for(executor.begun[0].wait)
+    thread.abandon()  # ends its loop
+    assert not executor.closed.wait(0.05)
+    executor.ends[0].set()
+    wait_for(executor.closed.wait)
+    assert posts.messages == []  # nobody listens any more
+    await thread.close()
+
+
+async def test_an_executor_that_does_not_overlap_has_one_thread() -> None:
+    posts = Posts()
+    thread = ExecutorThread(FakeExecutor(8, 4), posts, MonotonicClock().now)
+    thread.serve(lambda logits, plan: SampleOutput([3], []))
+    before: Any = threading.active_count()
+    await thread.load(lambda line: None)
+    thread.deliver(launch(0))
+    (result,) = posts.until(1)
+    assert isinstance(result, StepResult)
+    assert threading.active_count() == before
+    await thread.close()
