@@ -83,18 +83,19 @@ class Engine:
         """
         self.config = config or load(None, overrides).config
         self.registry, self._with_gateways = registry or Registry(), gateways
-        self._check_plugins(self.config)  # what is wrong here should not wait until the weights are loaded
         self.text = text or TextEdge(self.config)
+        self.gateways: list[Any] = []
+        try:  # what is wrong here should not wait until the weights are loaded, nor a taken address until torch is
+            if gateways:
+                self._bind_gateways()
+            self._check_plugins(self.config)
+        except BaseException:
+            for gateway in self.gateways:
+                getattr(gateway, "unbind", lambda: None)()
+            raise
         settings = self.config.journal
         self.journal = Journal(settings.size, journal_folder(settings), settings.max_bytes, settings.prompts)
         self.reread: Callable[[], Config] | None = None  # the configuration file as it is now, for a reload
-        self.gateways: list[Any] = []
-        if gateways:
-            for name in _different(self.config.gateways):
-                gateway = self.registry.make("gateway", name, {}, self.config, self.text)
-                gateway.operator = self._new_operator
-                gateway.bind()
-                self.gateways.append(gateway)
         self.control = Control(self.config, self._check_plugins)
         edges: list[Edge] = [self.text, self.control, *self.gateways]
 
@@ -107,6 +108,13 @@ class Engine:
         self._watchdog = Watchdog(POLICY_LIMIT_S)
         self.kernel = self._new_kernel(self.config, self.journal, make_executor, edges, progress)
         self._stack = contextlib.AsyncExitStack()
+
+    def _bind_gateways(self) -> None:
+        for name in _different(self.config.gateways):
+            gateway = self.registry.make("gateway", name, {}, self.config, self.text)
+            gateway.operator = self._new_operator
+            gateway.bind()
+            self.gateways.append(gateway)
 
     def _new_kernel(
         self,

@@ -107,6 +107,12 @@ class WebSocketGateway:
             text = f"cannot listen on {host}:{port}: {why}; choose another with {hint}"
             raise ConfigError(f"server.host = {host!r}, server.port = {port}: {text}") from error
 
+    def unbind(self) -> None:
+        """Give the address back: the start goes no further."""
+        bound, self._socket = self._socket, None
+        if bound is not None:
+            bound.close()
+
     def deliver(self, message: Message) -> None:
         """Text reaches this edge through sinks; here it learns of steps, for metrics and progress, and of a drain."""
         if self._metrics is None or self._hub is None:
@@ -187,11 +193,10 @@ class WebSocketGateway:
         ``start`` serves again after it, on the same port.
         """
         server, self._server = self._server, None
-        bound, self._socket = self._socket, None
         if server is None:
-            if bound is not None:
-                bound.close()
+            self.unbind()
             return
+        self._socket = None  # the server closes it
         if self._connections:
             closing = [
                 connection.close(1012, "server restart", CLOSE_TIMEOUT_S, keep=False)
