@@ -17,7 +17,7 @@ from ..wire.anthropic_messages import MessageStream, message_error, parse_messag
 from ..wire.errors import model_not_found, response_not_found
 from ..wire.openai_chat import CHAT, TEXT, CompletionStream, parse_body
 from ..wire.outbox import Outbox, Source
-from ..wire.reading import check_fields, read_object
+from ..wire.reading import check_fields, read_object, typed
 from ..wire.responses import ResponsesSession
 from .cors import Cors
 from .generation import Generation
@@ -205,7 +205,8 @@ class HttpApp:
 
     async def _respond(self, call: Call) -> None:
         fields = call.fields()
-        stream = fields.pop("stream", None) or False
+        stream = typed(fields, "stream", bool, "true or false")
+        fields.pop("stream", None)  # there is nothing else over a WebSocket
         for name in ("generate", "stream_id"):
             if name in fields:
                 raise ClientError("unsupported_parameter", f"{name} belongs to the WebSocket", name)

@@ -204,13 +204,10 @@ class Session(Outbox):
         """Take one parsed frame; returns what the gateway must do now.  Replies are waiting in ``pop``."""
         if isinstance(frame, RefusedFrame) and frame.id is None:
             return self._bad(frame.error)
-        if isinstance(frame, PingFrame):
-            try:
-                self.queue(encode_pong(frame.fields))
-            except ValueError as error:
-                return self._bad(ClientError("invalid_request", f"the ping can't be echoed: {error}"))
         self._frames.good()
-        if isinstance(frame, RefusedFrame):
+        if isinstance(frame, PingFrame):
+            self.queue(encode_pong(frame.fields))
+        elif isinstance(frame, RefusedFrame):
             self.refuse(frame.error, frame.id or "")
         elif isinstance(frame, CancelFrame):
             live = self.streams.get(frame.id)

@@ -10,6 +10,7 @@ import msgspec
 from ...core.errors import ClientError, nearest
 
 MAX_SHOWN = 80  # characters of a peer's own words that an error repeats
+MAX_NESTING = 64  # levels of lists and objects; what is repeated to the peer is encoded with less room on the stack
 
 #: Fields of the one request schema that every API takes beside its own, under the same name.
 COMMON_OPTIONS = frozenset({
@@ -32,7 +33,21 @@ def read_object(text: str | bytes, what: str) -> dict[str, Any]:
         raise ClientError("invalid_json", f"{what} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ClientError("invalid_request", f"{what} must be a JSON object, not {kind_of(value)}")
+    opening = ("[", "{") if isinstance(text, str) else (b"[", b"{")
+    if sum(map(text.count, opening)) > MAX_NESTING and _is_deep(value):  # type: ignore[arg-type]
+        raise ClientError("invalid_json", f"{what} is nested more than {MAX_NESTING} levels deep")
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether lists and objects stand in more than ``MAX_NESTING`` others."""
+    level = [value]
+    for _ in range(MAX_NESTING):
+        children = (child for one in level for child in (one.values() if isinstance(one, dict) else one))
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def check_fields(fields: Mapping[str, Any], known: Collection[str], must_be: Mapping[str, Check]) -> None:

@@ -109,9 +109,12 @@ def _create(event: dict[str, Any], lane: str | None, num_bytes: int) -> CreateEv
     options = {name: event[name] for name in OPENAI_OPTIONS if event.get(name) is not None}
     if event.get("max_output_tokens") is not None:
         options["max_tokens"] = event["max_output_tokens"]
-    instructions, previous, model = (
-        typed(event, name, str, "a string") for name in ("instructions", "previous_response_id", "model")
-    )
+    instructions, previous, model, user, cache_key, safety_id = (
+        typed(event, name, str, "a string")
+        for name in (
+            "instructions", "previous_response_id", "model", "user", "prompt_cache_key", "safety_identifier",
+        )
+    )  # fmt: skip
     echo = {
         "metadata": metadata,
         "temperature": options.get("temperature", 1.0),
@@ -119,9 +122,9 @@ def _create(event: dict[str, Any], lane: str | None, num_bytes: int) -> CreateEv
         "max_output_tokens": event.get("max_output_tokens"),
         "instructions": instructions,
         "previous_response_id": previous,
-        "user": event.get("user"),
-        "prompt_cache_key": event.get("prompt_cache_key"),
-        "safety_identifier": event.get("safety_identifier"),
+        "user": user,
+        "prompt_cache_key": cache_key,
+        "safety_identifier": safety_id,
     }
     create = CreateEvent(
         lane,

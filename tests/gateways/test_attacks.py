@@ -9,6 +9,7 @@ import struct
 
 import pytest
 import structlog
+from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection
 
 from mainspring.plugins.gateways import connection, switch
@@ -259,3 +260,43 @@ async def test_the_rest_of_a_body_that_has_been_answered_holds_nothing(monkeypat
             with contextlib.suppress(ConnectionResetError):
                 await reader.read(-1)
         writer.close()
+
+
+DEEP = "[" * 950 + "]" * 950  # can be read, and could not be written inside of an answer
+
+
+@pytest.mark.parametrize("padding", ["", "x" * 100_000])  # read on the loop, or with more of the stack on a thread
+@pytest.mark.parametrize(
+    ("path", "event"),
+    [
+        ("/v1/stream", '{"type":"ping","x":%s,"y":"%s"}'),
+        ("/v1/responses", '{"type":"response.create","input":"hi","user":%s,"instructions":"%s"}'),
+        ("/v1/responses", '{"type":"response.steer","input":%s,"previous_response_id":"%s"}'),
+        (
+            "/v1/realtime",
+            '{"type":"response.create","response":{"conversation":"none","metadata":{"a":%s},"instructions":"%s"}}',
+        ),
+    ],
+)
+async def test_what_is_repeated_can_be_written(path: str, event: str, padding: str) -> None:
+    """A field that comes back in the answer, nested deeper than could be encoded there: refused, and the session goes
+    on."""
+    async with serve() as served:
+        url = f"ws://127.0.0.1:{served.gateway.port}{path}"
+        async with connect(url, proxy=None, max_size=None, ping_interval=None) as ws:
+            for _ in range(2):
+                await ws.send(event % (DEEP, padding))
+                frame = await receive(ws)
+                while frame["type"] in ("hello", "session.created"):
+                    frame = await receive(ws)
+                assert (frame.get("code") or frame["error"]["code"]) == "invalid_json"
+
+
+async def test_what_is_repeated_can_be_written_over_http() -> None:
+    pytest.importorskip("uvicorn")
+    from .test_http import http, post
+
+    async with http() as served:
+        for fields in ('{"input":"hi","user":%s}', '{"input":"hi","metadata":%s}', '{"input":"hi","stream":"no"}'):
+            reply = await post(served, "/v1/responses", (fields.replace("%s", DEEP)).encode())
+            assert reply.status == 400, reply.body

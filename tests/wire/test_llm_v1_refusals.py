@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from mainspring.core.errors import ERROR_KINDS, ClientError
 from mainspring.plugins.text.events import Accepted, Ended
 from mainspring.plugins.wire.actions import Close
-from mainspring.plugins.wire.llm_v1_requests import PingFrame
 
 from .driver import drain, finish
 from .llm_v1_driver import begin, make_session, refusal
@@ -100,15 +98,21 @@ def test_duplicate_id_has_its_own_code() -> None:
     assert "'a'" in frame["message"]
 
 
-def test_ping_too_deep_to_write_back_is_refused() -> None:
-    nested: list[Any] = []
-    for _ in range(100_000):
-        nested = [nested]
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_messages_are_nested_64_levels_deep_at_most(as_bytes: bool) -> None:
+    """What is repeated to the peer must be writable, however much of the stack is in use then."""
+
+    def ping(levels: int) -> str | bytes:
+        text = '{"type":"ping","x":' + "[{}," * (levels - 2) + "[]" + "]" * (levels - 2) + ',"y":[],"z":[]}'
+        return text.encode() if as_bytes else text
+
     session = make_session()
-    assert session.handle(PingFrame({"x": nested})) == []
-    assert drain(session)[0]["code"] == "invalid_request"
-    while nested:  # taking it apart here keeps the interpreter from doing so recursively
-        nested = nested.pop()
+    assert session.receive(ping(64)) == session.receive(ping(65)) == session.receive(ping(900)) == []
+    pong, *refused = drain(session)
+    assert pong == {**json.loads(ping(64)), "type": "pong"}
+    assert [frame["code"] for frame in refused] == ["invalid_json"] * 2
+    assert session.receive(json.dumps({"type": "ping", "wide": [[]] * 1000})) == []
+    assert drain(session)[0]["type"] == "pong"
 
 
 def test_ten_bad_frames_in_a_row_close_1008() -> None:
