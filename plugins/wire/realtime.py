@@ -26,6 +26,7 @@ from .responses_requests import message_of
 ROOT = "root"  # the place before the first item
 MAX_CHARS = 2**24  # of a conversation
 MAX_ITEMS = 4096  # of a conversation; each new one is looked for among them
+MAX_ITEM_ID_CHARS = 64  # chosen by the client, kept with the item and repeated beside it and the next
 
 
 class RealtimeStream(Answer):
@@ -210,7 +211,10 @@ class RealtimeSession(Outbox):
         given, before = event.fields.get("item"), event.fields.get("previous_item_id")
         message = message_of(given, "item")
         wanted = given.get("id") if isinstance(given, dict) else None
-        if wanted is not None and (not isinstance(wanted, str) or any(item["id"] == wanted for item in self.items)):
+        if wanted is not None and (not isinstance(wanted, str) or not 0 < len(wanted) <= MAX_ITEM_ID_CHARS):
+            text = f"item.id must be a string of 1 to {MAX_ITEM_ID_CHARS} characters"
+            raise ClientError("invalid_request", text, "item.id")
+        if any(item["id"] == wanted for item in self.items):
             raise ClientError("invalid_request", "item.id must be a string that no other item has", "item.id")
         place = len(self.items)
         if before is not None:

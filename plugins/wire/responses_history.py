@@ -11,6 +11,7 @@ from .responses_requests import Message
 
 MAX_OTHERS = 32  # besides the latest of every lane
 MAX_BYTES = 64 * 2**20
+MESSAGE_BYTES = 256  # of a message besides its text: there may be many empty ones
 
 
 class _Entry(NamedTuple):
@@ -116,4 +117,4 @@ class History:
 
 
 def _num_bytes(messages: tuple[Message, ...]) -> int:
-    return sum(len(message["content"].encode()) for message in messages)
+    return sum(MESSAGE_BYTES + len(message["content"].encode()) for message in messages)

@@ -206,6 +206,17 @@ def test_what_is_not_offered_or_wrong_is_named(kind: str, fields: dict[str, Any]
     assert (error["code"], error["param"]) == (code, param)
 
 
+@pytest.mark.parametrize(("item_id", "good"), [("x" * 64, True), ("x" * 65, False), ("", False), (7, False)])
+def test_ids_of_items_are_short(item_id: Any, good: bool) -> None:
+    """They are kept with the item, and no limit on text would count them."""
+    session = make()
+    item = {"id": item_id, "type": "message", "role": "user", "content": "hi"}
+    send(session, "conversation.item.create", item=item)
+    answers = [event["type"] for event in drain(session)]
+    assert answers == (["conversation.item.added", "conversation.item.done"] if good else ["error"])
+    assert len(session.items) == good
+
+
 def test_a_conversation_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realtime, "MAX_CHARS", 10)
     session = make()

@@ -53,8 +53,10 @@ def test_the_history_is_bounded_and_keeps_the_latest_of_each_lane() -> None:
     assert len(history._entries) == MAX_OTHERS + 2
     history.find("lane")
     history.find("r99")
-    history.add("big", ({"role": "user", "content": "x" * 9_995},), None)
+    history.add("big", ({"role": "user", "content": "x" * 9_700},), None)
     history.find("big")
     assert history._bytes <= 10_000
     history.add("too big", ({"role": "user", "content": "x" * 20_000},), None)
+    assert history._bytes == 0
+    history.add("many", ({"role": "user", "content": ""},) * 100, None)  # each costs memory without a word in it
     assert history._bytes == 0
