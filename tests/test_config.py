@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -125,6 +126,16 @@ def test_origins_by_layer(tmp_path: Path) -> None:
     assert origins["scheduler.token_budget"] == "mine.toml"
     assert origins["scheduler.depth"] == "--set"
     assert origins["scheduler.use"] == "default"
+
+
+def test_the_page_shows_what_a_misspelt_key_really_gets() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(
+        r"^\$ mainspring serve --set (scheduler\.token_buget=3)\nmainspring: (.*)$", page, re.MULTILINE
+    )
+    with pytest.raises(ConfigError) as refused:
+        load(None, [shown[0]])
+    assert str(refused.value) == shown[1]
 
 
 def test_a_mark_that_an_editor_put_first_is_no_part_of_the_file(tmp_path: Path) -> None:
