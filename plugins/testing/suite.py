@@ -178,10 +178,13 @@ class Trial(AbstractContextManager["Trial"]):
         """The decisions on one fixed traffic are those on file."""
         assert self._golden is not None
         self._skip_if_hung()
-        if not self._golden.exists():
-            self._golden.write_text(self.golden_trace(), encoding="utf-8")
-            return
-        filed = _lines(self._golden.read_text(encoding="utf-8"))
+        try:
+            if not self._golden.exists():
+                self._golden.write_text(self.golden_trace(), encoding="utf-8")
+                return
+            filed = _lines(self._golden.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise LawBroken("golden", f"{self._golden} is no golden trace: {error}") from error
         if breach := difference(filed, _lines(self.golden_trace())):
             promise = f"the decisions are those of {self._golden} (delete it to accept the new ones)"
             run = play(self.subject, self._golden_scenario, self._watchdog)
@@ -189,7 +192,11 @@ class Trial(AbstractContextManager["Trial"]):
 
 
 def _lines(trace: str) -> list[Any]:
-    return [json.loads(line) for line in trace.splitlines()]
+    lines = [json.loads(line) for line in trace.splitlines()]
+    for number, line in enumerate(lines, start=1):
+        if not isinstance(line, list) or len(line) != 5:
+            raise ValueError(f"line {number} is no decision")
+    return lines
 
 
 def _plain(decisions: list[tuple[Any, ...]]) -> list[Any]:

@@ -154,6 +154,18 @@ def test_an_unknown_policy_and_an_unknown_option_are_refused() -> None:
         _ = Trial("fcfs", {"colour": 1}).policy
 
 
+@pytest.mark.parametrize("damage", ["not json\n", "3\n", "[1, 2]\n", '{"a": 1}\n', None])
+def test_a_file_that_is_no_golden_trace_is_named(tmp_path: Path, damage: str | None) -> None:
+    file = tmp_path / "nowhere" / "golden.jsonl"
+    if damage is not None:
+        file.parent.mkdir()
+        file.write_text(damage)
+    with Trial("fcfs", profile="fast", golden=file) as trial:
+        check = next(check for check in trial.checks() if check.name == "golden")
+        with pytest.raises(LawBroken, match=r"golden\.jsonl is no golden trace"):
+            check.run()
+
+
 def test_a_golden_trace_is_written_once_and_then_compared(tmp_path: Path) -> None:
     file = tmp_path / "golden.jsonl"
 
