@@ -16,6 +16,9 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 MODULE = '''
+import threading
+
+from mainspring.core.policy import SchedulerPolicy
 from mainspring.plugins.testing.fake_executor import FakeExecutor
 
 
@@ -28,6 +31,14 @@ class Faulty(FakeExecutor):
     def fail(self, launch):
         if launch.rows:
             raise RuntimeError("no such device")
+
+
+class Blocks(SchedulerPolicy):
+    """Waits for ever when it is asked about the first step."""
+
+    def order_waiting(self, view):
+        if view.step < 1:
+            threading.Event().wait()
 
 
 class Steady(FakeExecutor):
@@ -98,6 +109,21 @@ async def test_a_signal_drains_and_ends_with_zero(tmp_path: Path) -> None:
         assert (await generate(url))["type"] == "done"
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 120) == 0
+    finally:
+        end(process)
+
+
+async def test_a_policy_that_blocks_inside_c_costs_one_decision(tmp_path: Path) -> None:
+    """The event loop would stand still for good, and nobody would hear of it."""
+    process = await asyncio.to_thread(serve, tmp_path, "Steady", "--set", "scheduler.use=own_executors:Blocks")
+    try:
+        url = await asyncio.to_thread(address, process)
+        async with asyncio.timeout(60):
+            assert (await generate(url))["type"] == "done"
+        assert process.stderr is not None
+        fault = json.loads(await asyncio.to_thread(process.stderr.readline))
+        assert (fault["event"], fault["hook"]) == ("policy_fault", "order_waiting")
+        assert "did not return within" in fault["reason"]
     finally:
         end(process)
 
