@@ -67,8 +67,6 @@ class ClientError(MainspringError):
 
 def nearest(word: str, valid: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'fcfs'? (valid: fair, fcfs)`` for an unknown ``word``."""
-    names = {name.casefold(): name for name in sorted(valid)}
-    close = difflib.get_close_matches(word.casefold(), names, n=1, cutoff=0.5)
-    return (
-        f"; did you mean {names[close[0]]!r}?" if close else ""
-    ) + f" (valid: {', '.join(names.values()) or 'none'})"
+    real = {name.casefold(): name for name in sorted(valid)}
+    close = difflib.get_close_matches(word.casefold(), real, n=1, cutoff=0.5)
+    return (f"; did you mean {real[close[0]]!r}?" if close else "") + f" (valid: {', '.join(real.values()) or 'none'})"
