@@ -87,7 +87,10 @@ class Door:
         return Subprotocol(wanted) if wanted and wanted in offered else None
 
     def _answer(self, connection: ServerConnection, request: Request) -> Page | Refusal | None:
-        parts = urlsplit(request.path)
+        try:
+            parts = urlsplit(request.path)
+        except ValueError:  # a host in brackets that is none
+            return Refusal(HTTPStatus.BAD_REQUEST, "invalid_request", "the request's target is no address")
         path = parts.path
         if not all(self.is_local_enough(host) for host in request.headers.get_all("Host")):
             return Refusal(HTTPStatus.FORBIDDEN, "forbidden", "the Host header names no loopback address")

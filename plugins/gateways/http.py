@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from websockets.asyncio.server import ServerConnection
@@ -53,6 +54,7 @@ class HttpGateway(WebSocketGateway):
                 if isinstance(connection, self._protocol) and connection.client == client:
                     connection.transport.abort()
 
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings are about what peers send
         app = HttpApp(hub, pages, door.cors, identify, lambda: self._text.model, abort)  # type: ignore[attr-defined]
         config = self._uvicorn.Config(
             app,

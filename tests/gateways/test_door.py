@@ -14,11 +14,12 @@ from mainspring.core.messages import Control
 from mainspring.plugins.gateways.door import Door
 from mainspring.plugins.gateways.keys import load_keys
 from mainspring.plugins.gateways.pages import Pages
-from mainspring.plugins.gateways.ws import SOCKETS
+from mainspring.plugins.gateways.ws import SOCKETS, WebSocketGateway
 from mainspring.plugins.settings import ServerConfig
 from mainspring.plugins.wire.responses_history import ResponseStore
 
 from .fakes import FakePort, collect, generate, handshake, receive, send, serve
+from .test_cors import kinds
 
 pytestmark = pytest.mark.anyio
 GET = "GET {} HTTP/1.1\nHost: localhost\n"
@@ -184,3 +185,17 @@ async def test_not_ready_refuses_the_handshake_with_503() -> None:
         with pytest.raises(InvalidStatus) as refused:
             await connect(served.url, proxy=None)
         assert refused.value.response.status_code == 503
+
+
+@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [("http://[::1", 400), ("http://[v1/x]/a", 400), ("http://localhost/health", 200), ("//health", 404), ("*", 404)],
+)
+async def test_targets_of_every_form(
+    kind: type[WebSocketGateway], target: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that can't be read is the peer's fault and no reason for a log line."""
+    async with serve(kind=kind) as served:
+        assert (await served.http(GET.format(target)))[0] == status
+    assert caplog.records == []
