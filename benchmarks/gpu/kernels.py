@@ -120,7 +120,7 @@ def shared_prefix(device: Device, tokens: int) -> float:
         [shared],
         [(row, row) for row in range(5)],
         case.spec.group,
-        step.kernels.tile_rows,
+        step.kernels.instances["prefix"].rows,
         split=64,
     )
     parts, out = step.parts(5, plan.num_slots + 2), up(case.out(), there)

@@ -63,6 +63,7 @@ template <class V> static inline V load_stream(const V* p, int line = __builtin_
   return *p;
 }
 DEVICE float exp2_fast(float x) { return exp2f(x); }
+DEVICE int opaque(int x) { return x; }
 DEVICE u32 byte_permute(u32 a, u32 b, u32 selector) {
   u64 bytes = u64(b) << 32 | a;
   u32 r = 0;

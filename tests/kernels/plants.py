@@ -27,6 +27,9 @@ def _without_barrier(scenario: str, why: str, barrier: str = "__syncthreads()", 
     return Plant(scenario, f"{barrier};  // {why}", ";", "thread", "data race", shows)
 
 
+STAGE = "this stage has landed for every thread, and every thread is done with the other"
+LANDED = f"    copy_async_wait<0>();\n    __syncthreads();  // {STAGE}\n"
+LOAD = "    if (first + BN < end) load(stage ^ 1, first + BN);\n"
 PLANTS = {
     "write past an array": Plant(
         "copies", "i < block_units; i +=", "i <= block_units; i +=", "address", "heap-buffer-overflow"
@@ -49,17 +52,18 @@ PLANTS = {
         "data race",
     ),
     "no barrier between writing and reading": _without_barrier("decode", "every warp's part is there"),
-    "no barrier before memory is used again": _without_barrier(
-        "prefill_mma", "every thread is done with this stage before it is filled again"
+    "no barrier before memory is used again": Plant(
+        "prefill_mma", f"{LANDED}{LOAD}", f"{LOAD}{LANDED}", "thread", "data race", shows=True
     ),
-    "no barrier behind asynchronous copies": _without_barrier("prefill_mma", "this stage has landed for every thread"),
+    "no barrier behind asynchronous copies": _without_barrier("prefill_mma", STAGE),
+    "no barrier before a wide tile is used again": _without_barrier("prefill_int8", STAGE),
     "no barrier behind the widening of int8": _without_barrier("prefill_int8", "the tile is wide"),
     "no barrier before a tile is overwritten": _without_barrier("prefill", "every thread is done with the tile before"),
     "no barrier in a sum of the block": _without_barrier("rms_norm", "one partial sum a warp is there"),
     "no barrier between counting and looking": _without_barrier("sample", "the next digit of the place is known"),
     "no barrier of a warp behind asynchronous copies": _without_barrier(
         "decode_mma",
-        "tile j has landed for every lane, and every lane is done with tile j - 1",
+        "this tile has landed for every lane, and every lane is done with the one before",
         "__syncwarp()",
         shows=False,
     ),

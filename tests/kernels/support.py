@@ -54,7 +54,9 @@ def decode_shared(
 ) -> Stored:
     """One token a row, what the rows share read once."""
     out, kernels, rows = case.out(), kernels or attention(case.spec), len(case.lengths)
-    plan = prefix_tiles(shared, [(row, row) for row in range(rows)], case.spec.group, kernels.tile_rows, split)
+    plan = prefix_tiles(
+        shared, [(row, row) for row in range(rows)], case.spec.group, kernels.instances["prefix"].rows, split
+    )
     parts = parts_for(case, rows, plan.num_slots + num_splits)
     kernels.prefix(
         parts, case.q, case.pool, case.tables, plan.tiles, plan.members, num_tiles=len(plan.tiles),

@@ -80,7 +80,8 @@ def test_a_shared_prefix_is_read_once() -> None:
     case = make(spec, [144] * 8, [1] * 8)
     shared = share(case, list(range(8)), 128)
     case.write()
-    plan = prefix_tiles([shared], [(row, row) for row in range(8)], spec.group, attention(spec).tile_rows, split=128)
+    tile_rows = attention(spec).instances["prefix"].rows
+    plan = prefix_tiles([shared], [(row, row) for row in range(8)], spec.group, tile_rows, split=128)
     attention(spec).prefix(
         parts_for(case, 8, 2), case.q, case.pool, case.tables, plan.tiles, plan.members, num_tiles=len(plan.tiles),
         table_width=case.width,

@@ -80,12 +80,11 @@ def row_units() -> list[Unit]:
 
 def every_unit(arch: int) -> list[Unit]:
     """Every format, head size and kind of group.  Without the tensor cores of 8.0, every one of them on CUDA cores."""
-    formats = [(dtype, kv_dtype, head_dim) for dtype, kv_dtype in FORMATS for head_dim in HEAD_DIMS]
-    return [_unit(arch, *one) for one in formats] + row_units()
+    return [_unit(arch, *one, head_dim) for one in FORMATS for head_dim in HEAD_DIMS] + row_units()
 
 
 def table_units(arch: int) -> list[Unit]:
-    """What the table holds: each kind of kernel and of layout."""
+    """One of each kind of kernel and of layout."""
     return [_unit(arch, *one) for one in REPRESENTATIVE] + row_units()
 
 

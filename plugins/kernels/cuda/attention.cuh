@@ -6,6 +6,10 @@
 
 enum Flags { WINDOW = 1, SOFTCAP = 2 };
 #define MASKED (-1e30f)
+// What a row's weights are relative to follows its best score only when that is so many powers of two ahead: after the
+// first tokens that is rare, and rescaling costs as much as the products.  A weight is at most 2^6 then, and times the
+// scale of an int8 value still less than an f16 holds.
+#define GROWTH 6.f
 
 template <class A, class B> struct Same { static constexpr bool value = false; };
 template <class A> struct Same<A, A> { static constexpr bool value = true; };

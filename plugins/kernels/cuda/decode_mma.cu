@@ -36,10 +36,9 @@ KERNEL __launch_bounds__(NW * 32, 1) decode_mma(
   const int* table = tables + (i64)entry.x * table_width;
   unsigned char* mine = stages + warp * ST * STAGE;
 
-  auto issue = [&](int j) {  // tile j of this warp into stage j % ST; always one group of copies
-    int token = span.begin + (warp + j * NW) * 16;
+  auto issue = [&](int token, int stage) {  // the tile from this token on into this stage; always one group of copies
     if (token < span.end) {
-      unsigned char* k = mine + j % ST * STAGE;
+      unsigned char* k = mine + stage;
       i64 row = pool_row<BS>(table, token, num_kv_heads, kv_head);
       const unsigned char* from_k = (const unsigned char*)(keys + row * D);
       const unsigned char* from_v = (const unsigned char*)(values + row * D);
@@ -56,7 +55,7 @@ KERNEL __launch_bounds__(NW * 32, 1) decode_mma(
     copy_async_commit();
   };
 #pragma unroll
-  for (int j = 0; j < ST - 1; j++) issue(j);
+  for (int j = 0; j < ST - 1; j++) issue(span.begin + (warp + j * NW) * 16, j * STAGE);
 
   u32 query[NH][KS][2];
 #pragma unroll
@@ -76,11 +75,13 @@ KERNEL __launch_bounds__(NW * 32, 1) decode_mma(
     for (int i = 0; i < KS; i++) o[n][i][0] = o[n][i][1] = o[n][i][2] = o[n][i][3] = 0.f;
   }
 
-  for (int j = 0; span.begin + (warp + j * NW) * 16 < span.end; j++) {
+  const int place = R::at(lane & 15, lane >> 4), v_place = R::at((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
+  for (int first = span.begin + warp * 16, stage = 0, free = (ST - 1) * STAGE; first < span.end; first += NW * 16) {
     copy_async_wait<ST - 2>();
-    __syncwarp();  // tile j has landed for every lane, and every lane is done with tile j - 1
-    issue(j + ST - 1);
-    const unsigned char* k_tile = mine + j % ST * STAGE;
+    __syncwarp();  // this tile has landed for every lane, and every lane is done with the one before
+    issue(first + (ST - 1) * NW * 16, free);
+    const unsigned char* k_tile = mine + stage;
+    free = stage, stage = stage == (ST - 1) * STAGE ? 0 : stage + STAGE;
     const unsigned char* v_tile = k_tile + TILE;
     float s[NH][4];
 #pragma unroll
@@ -89,7 +90,7 @@ KERNEL __launch_bounds__(NW * 32, 1) decode_mma(
 #pragma unroll
       for (int k = 0; k < KS; k += 2) {  // 32 head dims
         u32 raw[4];
-        ldmatrix_x4(raw, k_tile + R::at(lane & 15, min(k + (lane >> 4), KS - 1)));
+        ldmatrix_x4(raw, k_tile + (k + 1 < KS ? R::along(place, k) : R::at(lane & 15, k)));
 #pragma unroll
         for (int half = 0; half < 2 && k + half < KS; half++) {
           u32 a[4] = {widen2<0, 1>(raw[2 * half], T()), widen2<0, 1>(raw[2 * half + 1], T()), widen2<2, 3>(raw[2 * half], T()),
@@ -102,12 +103,12 @@ KERNEL __launch_bounds__(NW * 32, 1) decode_mma(
 #pragma unroll
       for (int k = 0; k < KS; k++) {
         u32 a[4];
-        ldmatrix_x4(a, k_tile + R::at(lane & 15, k * 2 + (lane >> 4)));
+        ldmatrix_x4(a, k_tile + R::along(place, k * 2));
 #pragma unroll
         for (int n = 0; n < NH; n++) mma_16x8x16(s[n], a, query[n][k][0], query[n][k][1], T());
       }
     }
-    const int token = span.begin + (warp + j * NW) * 16 + g4;
+    const int token = first + g4;
     const bool seen[2] = {token < span.end && token >= span.visible, token + 8 < span.end && token + 8 >= span.visible};
     float v_scale[2] = {1.f, 1.f};
     if constexpr (SCALED) {
@@ -121,21 +122,30 @@ KERNEL __launch_bounds__(NW * 32, 1) decode_mma(
     u32 weights[NH][2];
 #pragma unroll
     for (int n = 0; n < NH; n++) {
+      float best[2];
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        float x = seen[0] ? exponent_of<FLAGS, T>(s[n][h], in_scale, out_scale) : MASKED;
-        float y = seen[1] ? exponent_of<FLAGS, T>(s[n][2 + h], in_scale, out_scale) : MASKED;
-        float best = fmaxf(m[n][h], fmaxf(x, y));
-        best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 4));
-        best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 8));
-        best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, 16));
-        float shrink = exp2_fast(m[n][h] - best);
-        m[n][h] = best;
-        x = seen[0] ? exp2_fast(x - best) : 0.f, y = seen[1] ? exp2_fast(y - best) : 0.f;
-        l[n][h] = l[n][h] * shrink + x + y;
-        s[n][h] = x * v_scale[0], s[n][2 + h] = y * v_scale[1];
+        float x = s[n][h] = seen[0] ? exponent_of<FLAGS, T>(s[n][h], in_scale, out_scale) : MASKED;
+        float y = s[n][2 + h] = seen[1] ? exponent_of<FLAGS, T>(s[n][2 + h], in_scale, out_scale) : MASKED;
+        best[h] = fmaxf(m[n][h], fmaxf(x, y));
+        best[h] = fmaxf(best[h], __shfl_xor_sync(0xffffffffu, best[h], 4));
+        best[h] = fmaxf(best[h], __shfl_xor_sync(0xffffffffu, best[h], 8));
+        best[h] = fmaxf(best[h], __shfl_xor_sync(0xffffffffu, best[h], 16));
+      }
+      if (__any_sync(0xffffffffu, fmaxf(best[0] - m[n][0], best[1] - m[n][1]) > GROWTH)) {
 #pragma unroll
-        for (int d = 0; d < KS; d++) o[n][d][h] *= shrink, o[n][d][2 + h] *= shrink;
+        for (int h = 0; h < 2; h++) {
+          float shrink = exp2_fast(m[n][h] - best[h]);
+          m[n][h] = best[h], l[n][h] *= shrink;
+#pragma unroll
+          for (int d = 0; d < KS; d++) o[n][d][h] *= shrink, o[n][d][2 + h] *= shrink;
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        float x = seen[0] ? exp2_fast(s[n][h] - m[n][h]) : 0.f, y = seen[1] ? exp2_fast(s[n][2 + h] - m[n][h]) : 0.f;
+        l[n][h] += x + y;
+        s[n][h] = x * v_scale[0], s[n][2 + h] = y * v_scale[1];
       }
       weights[n][0] = movmatrix_trans(pack2(s[n][0], s[n][1], T()));
       weights[n][1] = movmatrix_trans(pack2(s[n][2], s[n][3], T()));
@@ -144,7 +154,7 @@ KERNEL __launch_bounds__(NW * 32, 1) decode_mma(
 #pragma unroll
       for (int d = 0; d < KS; d += 2) {
         u32 raw[4];
-        ldmatrix_x4_trans(raw, v_tile + R::at(lane & 15, min(d + (lane >> 4), KS - 1)));
+        ldmatrix_x4_trans(raw, v_tile + (d + 1 < KS ? R::along(place, d) : R::at(lane & 15, d)));
 #pragma unroll
         for (int half = 0; half < 2 && d + half < KS; half++) {
           u32 a[4] = {widen2<0, 2>(raw[2 * half], T()), widen2<1, 3>(raw[2 * half], T()), widen2<0, 2>(raw[2 * half + 1], T()),
@@ -157,7 +167,7 @@ KERNEL __launch_bounds__(NW * 32, 1) decode_mma(
 #pragma unroll
       for (int d = 0; d < KS; d++) {
         u32 a[4];
-        ldmatrix_x4_trans(a, v_tile + R::at((lane & 7) + (lane >> 4) * 8, d * 2 + ((lane >> 3) & 1)));
+        ldmatrix_x4_trans(a, v_tile + R::along(v_place, d * 2));
 #pragma unroll
         for (int n = 0; n < NH; n++) mma_16x8x16(o[n][d], a, weights[n][0], weights[n][1], T());
       }

@@ -85,6 +85,11 @@ DEVICE float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// x, but the compiler does not know that: what is computed from it stays in the loop instead of in registers.
+DEVICE int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 DEVICE u32 byte_permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 DEVICE float float_of(f16 x) {
   float y;

@@ -120,9 +120,9 @@ def _decode(spec: AttentionSpec, flags: int) -> Instance:
 
 def _prefill_mma(spec: AttentionSpec, flags: int, kernel: str) -> Instance:
     dim = spec.head_dim
-    # Two tiles of 16 rows for each warp where the registers hold their results, of all instances or of none.
-    plain = spec.kv_dtype != "int8" and not spec.windows and not spec.softcap
-    double = dim < 128 or (dim == 128 and plain)
+    # Two tiles of 16 rows for each warp where the registers hold their results: with a window and without alike.
+    crowded = spec.windows or (kernel == "prefix_mma" and spec.kv_dtype == "int8")
+    double = dim < 128 or (dim == 128 and not crowded)
     rows = 128 if double else 64
     tokens = 32 if dim > (64 if double else 128) else 64
     wide = _stride(dim * 2)
@@ -140,7 +140,7 @@ def _prefill_mma(spec: AttentionSpec, flags: int, kernel: str) -> Instance:
 
 def _prefill(spec: AttentionSpec, flags: int) -> Instance:
     dim, rows = spec.head_dim, 32
-    tokens = 32 if dim <= 128 else 16
+    tokens = 32 if dim <= 128 else 8  # a block of compute capability 7.5 has 64 KiB of shared memory
     stride = (dim + 4) * 4
     shared = _carve((rows * stride, 16), (tokens * stride, 16), (tokens * stride, 16), (rows * (tokens + 4) * 4, 16))
     return Instance(f"prefill<{spec.types}, {flags}>", 128, shared, rows=rows)

@@ -11,7 +11,7 @@ KERNEL __launch_bounds__(128, 1) prefill(
     const float* __restrict__ key_scales, const float* __restrict__ value_scales, const int* __restrict__ tables,
     const int* __restrict__ lengths, const int* __restrict__ starts, const int2* __restrict__ tiles, int table_width, int num_kv_heads,
     int group, i64 q_stride, float in_scale, float out_scale, int window) {
-  constexpr int BM = 32, BN = D > 128 ? 16 : 32, J = BN / 8, THREADS = 128, STRIDE = D + 4, FOURS = D / 4, E = (FOURS + 7) / 8, P = BN + 4;
+  constexpr int BM = 32, BN = D > 128 ? 8 : 32, J = BN / 8, THREADS = 128, STRIDE = D + 4, FOURS = D / 4, E = (FOURS + 7) / 8, P = BN + 4;
   constexpr bool SCALED = Same<KT, i8>::value;
   DYNAMIC_SHARED(memory);
   Carve carve(memory);

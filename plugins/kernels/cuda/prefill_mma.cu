@@ -1,8 +1,9 @@
 // Several query tokens per row over the paged pool, on tensor cores: fp16 and bf16, pools of the same type or int8.
 //
-// grid (tiles, num_kv_heads), 4 warps of 16 * MT rows: with two m-tiles a warp reads half of K and V for each product.  Row r of a tile's sequence is query token r / group, head
-// kv_head * group + r % group, so that one tile of K and V serves the whole group.  What this step's tokens add to the pool is
-// already there.  Two stages of BN tokens; int8 tiles are widened once in shared memory.
+// grid (tiles, num_kv_heads), 4 warps of 16 * MT rows: with two m-tiles a warp reads half of K and V for each product.
+// Row r of a tile's sequence is query token r / group, head kv_head * group + r % group, so that one tile of K and V serves
+// the whole group.  What this step's tokens add to the pool is already there.  Two stages of BN tokens; int8 tiles are widened
+// in shared memory, once for all rows.
 //
 // A shared prefix is the same work with other rows and without the causal limit: row r is head r % group of member r / group,
 // the members being rows of a decode batch, and the result is a part for the reduction.
@@ -65,13 +66,38 @@ DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2*
       }
     }
     if constexpr (SCALED)
-      for (int i = tid; i < 2 * BN / 4; i += THREADS) {
-        int part = i / (BN / 4), token = first + i % (BN / 4) * 4;
+      if (tid < 2 * BN / 4) {
+        int part = tid / (BN / 4), token = first + tid % (BN / 4) * 4;
         bool ok = token < end;
         const float* from = (part ? value_scales : key_scales) + pool_row<BS>(table, ok ? token : end - 1, num_kv_heads, kv_head) / 4 * 4;
-        copy_async_16(raw_s + (stage * 2 + part) * SCALES + i % (BN / 4) * 16, from, ok);
+        copy_async_16(raw_s + stage * 2 * SCALES + tid * 16, from, ok);
       }
     copy_async_commit();
+  };
+  // Every thread widens what it has copied itself, so that no barrier is needed between the two.
+  auto widen_unit = [&](int from, int to) {
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+      uint4 x = *(const uint4*)((part ? raw_v : raw_k) + from);
+      unsigned char* wide = wide_k + part * BN * R::STRIDE;
+      *(uint4*)(wide + to) = make_uint4(widen2<0, 1>(x.x, T()), widen2<2, 3>(x.x, T()), widen2<0, 1>(x.y, T()), widen2<2, 3>(x.y, T()));
+      *(uint4*)(wide + R::along(to, 1)) = make_uint4(widen2<0, 1>(x.z, T()), widen2<2, 3>(x.z, T()), widen2<0, 1>(x.w, T()), widen2<2, 3>(x.w, T()));
+    }
+  };
+  auto widen = [&](int stage, int first) {
+    if constexpr (REGULAR && STEP % 8 == 0) {
+      const int from = stage * RAW + r0 * D + c0 * 16, to = R::at(r0, 2 * c0);
+#pragma unroll
+      for (int i = 0; i < BN / STEP; i++) widen_unit(from + i * STEP * D, to + i * STEP * R::STRIDE);
+    } else {
+#pragma unroll
+      for (int i = tid; i < BN * CH; i += THREADS) widen_unit(stage * RAW + i * 16, R::at(i / CH, i % CH * 2));
+    }
+    if (tid < 2 * BN / 4) {  // what lies behind the end may be no number
+      float4 x = *(const float4*)(raw_s + stage * 2 * SCALES + tid * 16);
+      const int left = end - first - tid % (BN / 4) * 4;
+      *(float4*)(scales + tid * 4) = make_float4(left > 0 ? x.x : 0.f, left > 1 ? x.y : 0.f, left > 2 ? x.z : 0.f, left > 3 ? x.w : 0.f);
+    }
   };
   if (begin < end) load(0, begin);
   else copy_async_commit();
@@ -88,36 +114,28 @@ DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2*
     for (int h = 0; h < 2; h++)
       m[t][h] = MASKED, l[t][h] = 0.f, last[t][h] = PREFIX ? end - 1 : past + (row_a + t * 16 + h * 8) / group;
   }
+  int q_place = R::at(warp * MT * 16 + (lane & 15), lane >> 4), v_place = R::at(lane & 15, lane >> 4);
+  int k_place = R::at((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
   auto load_query = [&](u32 (&a)[MT][4], int k) {
 #pragma unroll
-    for (int t = 0; t < MT; t++) ldmatrix_x4(a[t], q_tile + R::at((warp * MT + t) * 16 + (lane & 15), k * 2 + (lane >> 4)));
+    for (int t = 0; t < MT; t++) ldmatrix_x4(a[t], q_tile + t * 16 * R::STRIDE + R::along(q_place, k * 2));
   };
   // The last visible token of the tile's first and last row.
   const int tile_first = PREFIX ? end - 1 : past + row0 / group;
   const int tile_last = PREFIX ? end - 1 : past + (min(rows, row0 + BM) - 1) / group;
 
   for (int first = begin, stage = 0; first < end; first += BN, stage ^= 1) {
-    if (first + BN < end) {
-      load(stage ^ 1, first + BN);
-      copy_async_wait<1>();
-    } else {
-      copy_async_wait<0>();
-    }
-    __syncthreads();  // this stage has landed for every thread
-    const unsigned char* k_tile = raw_k + stage * RAW;
-    const unsigned char* v_tile = raw_v + stage * RAW;
+    // Which of these have to be computed anew so that nothing spills was found by trying.
+    if constexpr (SCALED || FLAGS == SOFTCAP) q_place = opaque(q_place);
+    if constexpr (SCALED) k_place = opaque(k_place), v_place = opaque(v_place);
+    copy_async_wait<0>();
+    __syncthreads();  // this stage has landed for every thread, and every thread is done with the other
+    if (first + BN < end) load(stage ^ 1, first + BN);
+    const unsigned char* k_tile = SCALED ? wide_k : raw_k + stage * RAW;
+    const unsigned char* v_tile = SCALED ? wide_k + BN * R::STRIDE : raw_v + stage * RAW;
     if constexpr (SCALED) {
-      for (int i = tid; i < 2 * BN * CH; i += THREADS) {
-        int part = i / (BN * CH), r = i % (BN * CH) / CH, c = i % CH;
-        uint4 x = *(const uint4*)((part ? v_tile : k_tile) + r * D + c * 16);
-        unsigned char* to = wide_k + part * BN * R::STRIDE;
-        *(uint4*)(to + R::at(r, 2 * c)) = make_uint4(widen2<0, 1>(x.x, T()), widen2<2, 3>(x.x, T()), widen2<0, 1>(x.y, T()), widen2<2, 3>(x.y, T()));
-        *(uint4*)(to + R::at(r, 2 * c + 1)) = make_uint4(widen2<0, 1>(x.z, T()), widen2<2, 3>(x.z, T()), widen2<0, 1>(x.w, T()), widen2<2, 3>(x.w, T()));
-      }
-      for (int i = tid; i < 2 * BN; i += THREADS)  // what lies behind the end may be no number
-        scales[i] = first + i % BN < end ? ((const float*)(raw_s + stage * 2 * SCALES))[i] : 0.f;
+      widen(stage, first);
       __syncthreads();  // the tile is wide
-      k_tile = wide_k, v_tile = wide_k + BN * R::STRIDE;
     }
     if (KEEP_Q && first == begin) {
 #pragma unroll
@@ -135,7 +153,7 @@ DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2*
 #pragma unroll
       for (int n = 0; n < NT; n += 2) {  // tokens n * 8 .. n * 8 + 15, head dims k * 16 .. k * 16 + 15
         u32 b[4];
-        ldmatrix_x4(b, k_tile + R::at(n * 8 + (lane & 7) + ((lane >> 4) << 3), k * 2 + ((lane >> 3) & 1)));
+        ldmatrix_x4(b, k_tile + n * 8 * R::STRIDE + R::along(k_place, k * 2));
 #pragma unroll
         for (int t = 0; t < MT; t++) {
           mma_16x8x16(s[t][n], a[t], b[0], b[1], T());
@@ -159,12 +177,13 @@ DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2*
 #pragma unroll
           for (int e = 0; e < 4; e++) s[t][n][e] = exponent_of<FLAGS, T>(s[t][n][e], in_scale, out_scale);
       }
+      const int seen[2] = {last[t][0] - first - c4 * 2, last[t][1] - first - c4 * 2};  // by a column of this lane, at most
       if (first + BN - 1 > tile_first) {  // only tiles on the diagonal need the mask
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
           for (int e = 0; e < 4; e++)
-            if (first + n * 8 + c4 * 2 + (e & 1) > last[t][e >> 1]) s[t][n][e] = MASKED;
+            if (n * 8 + (e & 1) > seen[e >> 1]) s[t][n][e] = MASKED;
       }
       if constexpr ((FLAGS & WINDOW) != 0) {
         if (first <= tile_last - window) {
@@ -172,7 +191,7 @@ DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2*
           for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-              if (first + n * 8 + c4 * 2 + (e & 1) <= last[t][e >> 1] - window) s[t][n][e] = MASKED;
+              if (n * 8 + (e & 1) <= seen[e >> 1] - window) s[t][n][e] = MASKED;
         }
       }
       float best[2] = {m[t][0], m[t][1]}, shift[2];
@@ -184,12 +203,19 @@ DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2*
       for (int h = 0; h < 2; h++) {
         best[h] = fmaxf(best[h], __shfl_xor_sync(0xffffffffu, best[h], 1));
         best[h] = fmaxf(best[h], __shfl_xor_sync(0xffffffffu, best[h], 2));
-        // A row that has seen nothing yet counts masked tokens as ones; its first real score shrinks them to nothing.
-        float shrink = exp2_fast((m[t][h] - best[h]) * scale);
-        m[t][h] = best[h], l[t][h] *= shrink, shift[h] = best[h] * scale;
-#pragma unroll
-        for (int i = 0; i < DT; i++) o[t][i][2 * h] *= shrink, o[t][i][2 * h + 1] *= shrink;
       }
+      if (__any_sync(0xffffffffu, fmaxf(best[0] - m[t][0], best[1] - m[t][1]) * scale > GROWTH)) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          // A row that has seen nothing yet counts masked tokens as ones; its first real score shrinks them to nothing.
+          float shrink = exp2_fast((m[t][h] - best[h]) * scale);
+          m[t][h] = best[h], l[t][h] *= shrink;
+#pragma unroll
+          for (int i = 0; i < DT; i++) o[t][i][2 * h] *= shrink, o[t][i][2 * h + 1] *= shrink;
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; h++) shift[h] = m[t][h] * scale;
 #pragma unroll
       for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -216,7 +242,7 @@ DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2*
 #pragma unroll
       for (int d = 0; d < DT; d += 2) {
         u32 b[4];
-        ldmatrix_x4_trans(b, v_tile + R::at(k * 16 + (lane & 15), d + (lane >> 4)));
+        ldmatrix_x4_trans(b, v_tile + k * 16 * R::STRIDE + R::along(v_place, d));
 #pragma unroll
         for (int t = 0; t < MT; t++) {
           mma_16x8x16(o[t][d], a[t], b[0], b[1], T());
@@ -224,7 +250,6 @@ DEVICE void prefill_body(unsigned char* memory, T* out, float* part_out, float2*
         }
       }
     }
-    if constexpr (!SCALED) __syncthreads();  // every thread is done with this stage before it is filled again
   }
   copy_async_wait<0>();
 #pragma unroll

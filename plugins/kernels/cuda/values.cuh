@@ -53,6 +53,6 @@ template <int LOW, int HIGH> DEVICE u32 widen2(u32 v, f16) {  // 0x64xx is 1024 
   return subtract2(byte_permute(v ^ 0x80808080u, 0x64646464u, LOW | 4 << 4 | HIGH << 8 | 4 << 12), 0x64806480u, f16());
 }
 template <int LOW, int HIGH> DEVICE u32 widen2(u32 v, bf16) {  // 0x43xx is 128 + xx up to 0x7f; the sign bit goes apart
-  u32 bytes = byte_permute(v, 0u, LOW | 4 << 4 | HIGH << 8 | 4 << 12);
-  return subtract2((bytes & 0x007f007fu) | 0x43004300u, (bytes & 0x00800080u) | 0x43004300u, bf16());
+  u32 bytes = byte_permute(v, 0x43434343u, LOW | 4 << 4 | HIGH << 8 | 4 << 12);
+  return subtract2(bytes & 0xff7fff7fu, bytes & 0xff80ff80u, bf16());
 }
