@@ -19,7 +19,7 @@ class Writer(Protocol):
     """Somebody who has something to send."""
 
     def write(self) -> bool:
-        """Send a batch; True: there is more, and room for it.  Must not raise."""
+        """Send a batch; True: there is more, and room for it."""
 
 
 class Turns:
@@ -40,12 +40,14 @@ class Turns:
     def _run(self) -> None:
         queue, clock = self._queue, self._loop.time
         stop = clock() + SLICE_S
-        while queue:
-            writer = queue.popleft()
-            if writer.write():
-                queue.append(writer)
-            if clock() >= stop:
-                break
-        self._scheduled = bool(queue)
-        if queue:
-            self._loop.call_soon(self._run)
+        try:
+            while queue:
+                writer = queue.popleft()
+                if writer.write():
+                    queue.append(writer)
+                if clock() >= stop:
+                    break
+        finally:  # whatever one of them does, the others get their turn
+            self._scheduled = bool(queue)
+            if queue:
+                self._loop.call_soon(self._run)

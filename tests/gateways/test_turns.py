@@ -51,6 +51,25 @@ async def test_a_long_queue_lets_the_loop_see_what_has_come(monkeypatch: pytest.
     assert log == ["a", "1", "b", "2", "c", "3"]
 
 
+async def test_one_that_raises_takes_no_turn_from_the_others() -> None:
+    class Broken(Writer):
+        def write(self) -> bool:
+            raise ValueError("no")
+
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(context["exception"]))
+    log: list[str] = []
+    queue = Turns()
+    for writer in (Writer("a", 1, log), Broken("b", 1, log), Writer("c", 1, log)):
+        queue.add(writer)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (log, [str(fault) for fault in faults]) == (["a", "c"], ["no"])
+    queue.add(Writer("later", 1, log))
+    await asyncio.sleep(0)
+    assert log[-1] == "later"
+
+
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 2**16 - 1, 2**16, 2**16 + 1])
 def test_heads_of_frames(size: int) -> None:
     text = b"x" * size
