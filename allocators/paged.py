@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..core.hookspecs import Register, hookimpl
-from ..core.messages import GrantedRow, Message, Row, StepGrant, StepPlan, StepResult
+from ..core.messages import GrantedRow, Message, StepGrant, StepPlan, StepResult
 from ..core.policy import AllocatorContext
 from ..core.request import RequestView
 
@@ -22,10 +22,12 @@ def slot_mapping(block_table: BlockTable, start: int, count: int, block_size: in
     """Pool slot of each position in ``start .. start + count``: ``block * block_size + offset``."""
     if count == 1:
         return (block_table[start // block_size] * block_size + start % block_size,)
-    return tuple(
-        block_table[position // block_size] * block_size + position % block_size
-        for position in range(start, start + count)
-    )
+    stop, slots = start + count, list[int]()
+    for index in range(start // block_size, -(-stop // block_size)):
+        first = (block_table[index] - index) * block_size  # slot of position p: first + p
+        low, high = max(start, index * block_size), min(stop, (index + 1) * block_size)
+        slots += range(first + low, first + high)
+    return tuple(slots)
 
 
 class PagedAllocator:
@@ -63,39 +65,31 @@ class PagedAllocator:
             return ()
         for rid in (*message.released, *message.preempted):
             self._release(rid)
-        granted, denied = [], []
+        granted, denied = list[GrantedRow](), list[str]()
+        size, step, tables, newest, lengths = self.block_size, message.step, self.tables, self._newest, self._lengths
         for row in message.rows:
-            if self._take(row.rid, row.start + row.count):
-                granted.append(self._grant(row, message.step))
-            else:
-                denied.append(row.rid)
+            rid, start, count = row.rid, row.start, row.count
+            table = tables.get(rid, ())
+            if (short := -(-(start + count) // size) - len(table)) > 0:
+                if short > len(self.free):
+                    denied.append(rid)
+                    continue
+                table += tuple([self.free.popleft() for _ in range(short)])
+            tables[rid], lengths[rid], newest[rid] = table, start + count, step
+            slots = slot_mapping(table, start, count, size)
+            granted.append(GrantedRow(rid, start, count, row.token_ids, row.samples, table, slots))
         return (
             StepGrant(
                 message.step,
                 tuple(granted),
-                tuple(started for started in message.started if started.rid not in denied),
+                tuple(started for started in message.started if started.rid not in denied)
+                if denied
+                else message.started,
                 message.released,
                 denied=tuple(denied),
                 padding=message.padding,
             ),
         )
-
-    def _take(self, rid: str, num_tokens: int) -> bool:
-        table = self.tables.get(rid, ())
-        short = -(-num_tokens // self.block_size) - len(table)
-        if short > len(self.free):
-            return False
-        if short > 0:
-            table += tuple(self.free.popleft() for _ in range(short))
-        self.tables[rid] = table
-        self._lengths[rid] = num_tokens
-        return True
-
-    def _grant(self, row: Row, step: int) -> GrantedRow:
-        table = self.tables[row.rid]
-        self._newest[row.rid] = step
-        slots = slot_mapping(table, row.start, row.count, self.block_size)
-        return GrantedRow(row.rid, row.start, row.count, row.token_ids, row.samples, table, slots)
 
     def _release(self, rid: str) -> None:
         """Give back what ``rid`` holds, once: an unknown or already released rid changes nothing."""
@@ -151,7 +145,7 @@ class PagedDraft:
     """Counts only: what one plan would take and give back."""
 
     def __init__(self, allocator: PagedAllocator) -> None:
-        self._allocator = allocator
+        self._allocator, self._size, self._tables = allocator, allocator.block_size, allocator.tables
         self._held: dict[str, int] = {}
         self._free = allocator.free_blocks
         self._fenced = allocator.fenced_blocks
@@ -187,13 +181,16 @@ class PagedDraft:
         return max(0, -(-num_tokens // self._allocator.block_size) - self._holds(rid))
 
     def extend(self, rid: str, num_tokens: int) -> int:
-        held = self._holds(rid)
-        need = -(-num_tokens // self._allocator.block_size) - held
+        held = self._held.get(rid)
+        if held is None:
+            held = len(self._tables.get(rid, ()))
+        need = -(-num_tokens // self._size) - held
+        if need <= 0:
+            return 0
         if need > self._free:
             return need - self._free
-        if need > 0:
-            self._free -= need
-            self._held[rid] = held + need
+        self._free -= need
+        self._held[rid] = held + need
         return 0
 
 

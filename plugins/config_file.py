@@ -40,17 +40,22 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tree in ``path``.  Raises ConfigError naming the file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before the first byte
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
 def load(path: Path | None = None, overrides: Iterable[str] = ()) -> LoadedConfig:
     """Read ``path`` (None: defaults only), apply ``key=value`` overrides, check everything.  Raises ConfigError."""
     tree: dict[str, Any] = {}
     origin: dict[str, str] = {}
     if path is not None:
-        try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before the first byte
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"{path}: not valid TOML: {error}") from error
+        tree = read_toml(path)
         origin = dict.fromkeys(flatten(tree), path.name)
         _check(tree, str(path))
     for item in overrides:

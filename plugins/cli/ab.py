@@ -9,8 +9,6 @@ from pathlib import Path
 import msgspec
 
 from ...core.hookspecs import Register, hookimpl
-from ..experiments.run import run
-from ..experiments.table import text
 from .command import FAILED, OK, add_json, print_json
 
 
@@ -25,6 +23,9 @@ class AbCommand:
         add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
+        from ..experiments.run import run  # every verb imports this module; what plays experiments costs a second
+        from ..experiments.table import text
+
         def progress(line: str) -> None:
             if not args.quiet:
                 sys.stderr.write(line + "\n")

@@ -8,6 +8,7 @@ import gc
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import structlog
@@ -16,10 +17,12 @@ from ...core.errors import MainspringError
 from ...core.hookspecs import Register, hookimpl
 from .. import logs
 from ..engine import Engine
-from ..experiments.served.start import Served, start
 from ..folders import state_folder
 from .command import FAILED, OK
 from .options import add_config, config_path, load_config
+
+if TYPE_CHECKING:
+    from ..experiments.served.start import Served
 
 log = structlog.get_logger("mainspring.serve")
 COLLECT_AFTER = 20_000  # new objects; a step of a thousand rows makes some thousands and lets them go by itself
@@ -44,6 +47,8 @@ class ServeCommand:
             log.info("loading", what=line)
 
         if args.experiment is not None:
+            from ..experiments.served.start import start  # only this needs what experiments bring along
+
             out = args.experiment_out or state_folder() / "experiments" / args.experiment.stem
             return asyncio.run(serve_experiment(start(args.experiment, loaded.config, out, progress=progress)))
         engine = Engine(loaded.config, gateways=True, progress=progress)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from .measure import Summary
-from .quality import direction_of
+from .quality import direction_of, needs_time
 from .report import ArmResult, Effect, GuardResult, LevelResult
 from .spec import FEWEST_PAIRS, ExperimentSpec
 from .statistics import Interval, holm, paired, scale_of, sign_flip_p
-from .verdict import guarded, judge
+from .verdict import Guarded, guarded, judge
 
 FEW_FOR_P99 = 1000
 
@@ -64,7 +64,7 @@ class LevelAnalysis:
 
     def _arm(self, arm: str, more: Sequence[str]) -> ArmResult:
         spec = self._spec
-        checks = [*self._failed_checks(arm), *more]
+        checks, late = [*self._failed_checks(arm), *more], self._late(arm)
         found = {metric: self._effect(arm, metric) for metric in self._metrics}
         others = {metric: pair[0].p for metric, pair in found.items() if metric != spec.primary and pair[0]}
         corrected = holm(others)
@@ -72,7 +72,8 @@ class LevelAnalysis:
         for metric, (effect, floor) in found.items():
             p = corrected.get(metric)
             lower = direction_of(metric) == "lower"
-            call, why = judge(effect, floor, lower, checks, p, 1 - self._confidence)
+            failed = [*checks, *late] if needs_time(metric) else checks
+            call, why = judge(effect, floor, lower, failed, p, 1 - self._confidence)
             effects.append(
                 Effect(
                     metric=metric,
@@ -86,11 +87,17 @@ class LevelAnalysis:
                 )
             )
         guards = tuple(
-            GuardResult(metric, margin, guarded(found[metric][0], margin, direction_of(metric) == "lower").value)
+            GuardResult(metric, margin, self._guarded(metric, found[metric][0], margin, bool(late)).value)
             for metric, margin in self._margins.items()
             if metric in found
         )
-        return ArmResult(arm, self._num_pairs, tuple(effects), guards, tuple(checks))
+        return ArmResult(arm, self._num_pairs, tuple(effects), guards, (*checks, *late))
+
+    @staticmethod
+    def _guarded(metric: str, effect: Interval | None, margin: float, late: bool) -> Guarded:
+        if late and needs_time(metric):
+            return Guarded.OPEN
+        return guarded(effect, margin, direction_of(metric) == "lower")
 
     def _effect(self, arm: str, metric: str) -> tuple[Interval | None, float | None]:
         """The paired effect, and the floor on the same scale: runs of the baseline against others of its own."""
@@ -106,9 +113,9 @@ class LevelAnalysis:
         if self._num_pairs < FEWEST_PAIRS:
             failed.append(f"too few runs: {self._num_pairs} pairs, {FEWEST_PAIRS} are needed")
         for name in (self._spec.baseline, arm):
-            bad = [one for one in self._runs[name] if one.facts.failed]
+            bad = [one.facts.failed[0] for one in self._runs[name] if one.facts.failed]
             if bad:
-                failed.append(f"{name}: {len(bad)} of {len(self._runs[name])} runs: {bad[0].facts.failed[0]}")
+                failed.append(f"{name}: {len(bad)} of {len(self._runs[name])} runs: {bad[0]}")
         if self._spec.workload.forced:
             base, other = self._base, self._runs[arm]
             unequal = sum(
@@ -119,6 +126,15 @@ class LevelAnalysis:
                 failed.append(f"in {unequal} pairs the arms did not do the same work (output tokens)")
         return failed
 
+    def _late(self, arm: str) -> list[str]:
+        """Checks that only touch metrics made of times."""
+        out = []
+        for name in (self._spec.baseline, arm):
+            late = [one.facts.late for one in self._runs[name] if one.facts.late]
+            if late:
+                out.append(f"{name}: {len(late)} of {len(self._runs[name])} runs: {late[0]}")
+        return out
+
     def _cautions(self, measured: int) -> list[str]:
         out = []
         if any(name.endswith("_p99") or "_p99@" in name for name in self._metrics) and measured < FEW_FOR_P99:
@@ -126,7 +142,8 @@ class LevelAnalysis:
         control = _values(self._controls, self._spec.primary)
         aa = paired(_values(self._base, self._spec.primary)[: len(control)], control, self._confidence)
         if aa is not None and aa.excludes_zero:
-            out.append(f"the A/A interval of {self._spec.primary} leaves out 0, as one in twenty does: use more seeds")
+            share = f"{1 - self._confidence:.1%}"
+            out.append(f"the A/A interval of {self._spec.primary} leaves out 0, as {share} of them do: use more seeds")
         return out
 
 

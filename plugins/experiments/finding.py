@@ -16,7 +16,7 @@ def finding(levels: Sequence[LevelResult], primary: str, baseline: str) -> str:
 def _sentence(level: LevelResult, arm: ArmResult, primary: str, baseline: str) -> str:
     effect = next((one for one in arm.effects if one.metric == primary), None)
     if effect is None or effect.verdict == Call.REFUSED:
-        why = "; ".join(arm.checks) or (effect.why if effect else f"{primary} was not measured")
+        why = effect.why if effect else f"{primary} was not measured"
         return f"{_where(level.label)}: no verdict on {arm.arm}: {why}."
     text = f"{_where(level.label)}: {arm.arm} against {baseline}: {primary} {effect.verdict}"
     text += f" ({change(effect)}, {arm.pairs} pairs)"
@@ -26,6 +26,8 @@ def _sentence(level: LevelResult, arm: ArmResult, primary: str, baseline: str) -
         text += f", but the guard {', '.join(broken)} is broken"
     if unclear:
         text += f"; that {', '.join(unclear)} is no worse was not shown"
+    if arm.checks:
+        text += f"; no verdict on times: {'; '.join(arm.checks)}"
     return text + "."
 
 

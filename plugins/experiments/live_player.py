@@ -15,7 +15,7 @@ import msgspec
 from ...core.edge import KernelPort
 from ...core.messages import Emit, FinishReason, Message, SamplingParams, StepLaunch, StepPlan, StepResult, Submit, Wake
 from ..simulation.collect import Collector
-from ..simulation.records import Run, number_of
+from ..simulation.records import Run, number_of, shifted
 from ..simulation.traffic import Traffic
 from ..step_time.features import Features, features_of
 from ..workloads.scenario import Scenario
@@ -39,6 +39,8 @@ class LivePlayer:
         ``forced``: the model may end before the length is reached.  ``seed`` is that of the requests' draws."""
         self._made, self._make_traffic, self._sampling, self._forced = made, traffic, sampling, forced
         self._seed = seed
+        #: The host's own numbers of running and waiting requests; set once there is a host.
+        self.count: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._collect = Collector(made.rows)
         self._features: dict[int, tuple[Features, int, int, int, float]] = {}
         self.counted_at: dict[
@@ -82,10 +84,9 @@ class LivePlayer:
             self._woken = now
         elif isinstance(message, StepPlan):
             self._policy_s = now - self._woken
-        elif isinstance(message, StepLaunch) and message.rows and self._port is not None:
-            stats = self._port.stats()
+        elif isinstance(message, StepLaunch) and message.rows:
             self.counted_at[message.step] = now - self._zero
-            counts = len(message.rows), int(stats["running"]), int(stats["waiting"])
+            counts = len(message.rows), *self.count()
             self._features[message.step] = features_of(message.rows, message.padding), *counts, self._policy_s
         elif isinstance(message, StepResult) and message.step in self._features:
             features, batch, running, waiting, policy_s = self._features.pop(message.step)
@@ -104,7 +105,7 @@ class LivePlayer:
                 await self._done
         except TimeoutError:
             pass  # what has not ended is counted as such
-        run = shifted(self._collect.run("live", self._port.stats()), -zero)
+        run = from_zero(self._collect.run("live", self._port.stats()), zero)
         return run if self._forced else as_long_as_they_were(run)
 
     def output_ids(self) -> dict[int, list[int]]:
@@ -141,23 +142,8 @@ def as_long_as_they_were(run: Run) -> Run:
     return msgspec.structs.replace(run, requests=requests)
 
 
-def shifted(run: Run, by_s: float) -> Run:
-    """``run`` with every time moved."""
-
-    def moved(value: float | None) -> float | None:
-        return None if value is None else value + by_s
-
-    requests = tuple(
-        msgspec.structs.replace(
-            one,
-            arrival_s=one.arrival_s + by_s if one.submitted_s is not None else one.arrival_s,
-            submitted_s=moved(one.submitted_s),
-            scheduled_s=moved(one.scheduled_s),
-            first_token_s=moved(one.first_token_s),
-            finished_s=moved(one.finished_s),
-            token_times=tuple(time + by_s for time in one.token_times),
-        )
-        for one in run.requests
-    )
-    steps = tuple(msgspec.structs.replace(step, launched_s=step.launched_s + by_s) for step in run.steps)
+def from_zero(run: Run, zero: float) -> Run:
+    """``run`` with times from ``zero`` on.  What never arrived has only its scheduled time, which is so already."""
+    requests = tuple(shifted(one, -zero) if one.submitted_s is not None else one for one in run.requests)
+    steps = tuple(msgspec.structs.replace(step, launched_s=step.launched_s - zero) for step in run.steps)
     return msgspec.structs.replace(run, requests=requests, steps=steps)

@@ -32,7 +32,9 @@ def markdown(report: Report) -> str:
         "Data": _data(work),
         "Cache": _changed(report, "allocator", f"{work['kv_tokens']} tokens of KV, blocks of {work['block_size']}"),
         "Batching": _changed(report, "scheduler", ", ".join(f"{k} {v}" for k, v in dict(work["scheduler"]).items())),  # type: ignore[call-overload]
-        "Sampling": _changed(report, "request", "temperature 1, lengths as the workload says"),
+        "Sampling": _changed(
+            report, "request", f"temperature 1 where nothing else is said; lengths: {work['lengths']}"
+        ),
     }
     lines = [f"# {report.name}", "", report.question, ""]
     lines += ["| | |", "| --- | --- |", *(_row(f"**{key}**", value) for key, value in facts.items() if value)]

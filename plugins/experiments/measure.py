@@ -46,9 +46,7 @@ class Columns(msgspec.Struct, frozen=True):
     first: list[float | None]
     finished: list[float | None]
     prompt: list[int]
-    cached: list[int]
     output: list[int]
-    preemptions: list[int]
     tenant: list[str]
     group: list[str]
 
@@ -73,7 +71,6 @@ class Facts(msgspec.Struct, frozen=True):
     little_error: float | None  # None: not to be had, as of a run with requests given up
     lag_p99_s: float
     median_ttft_s: float | None
-    makespan_s: float
     digest: str
     ids_digest: str = ""  # of all output ids, where a model made them
 
@@ -83,12 +80,17 @@ class Facts(msgspec.Struct, frozen=True):
         out = []
         if self.lost:
             out.append(f"{self.lost} of {self.requests} requests have not ended")
-        limit = max(MOST_LAG_S, MOST_LAG_SHARE * (self.median_ttft_s or 0.0))
-        if self.lag_p99_s > limit:
-            out.append(f"the generator was late: p99 {self.lag_p99_s * 1e3:.1f} ms, the limit is {limit * 1e3:.1f} ms")
         if self.little_error is not None and self.little_error > MOST_LITTLE:
             out.append(f"Little's law is off by {self.little_error:.1%}: requests were lost or counted twice")
         return out
+
+    @property
+    def late(self) -> str:
+        """What makes its times useless, in words, or ``""``."""
+        limit = max(MOST_LAG_S, MOST_LAG_SHARE * (self.median_ttft_s or 0.0))
+        if self.lag_p99_s <= limit:
+            return ""
+        return f"the generator was late: p99 {self.lag_p99_s * 1e3:.1f} ms, the limit is {limit * 1e3:.1f} ms"
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -163,7 +165,6 @@ def facts(
         little_error=little_error(run, counted_at) if all(one.complete for one in run.requests) else None,
         lag_p99_s=percentile(late, 99) if late else 0.0,
         median_ttft_s=ttft if math.isfinite(ttft) else None,
-        makespan_s=run.makespan_s,
         digest=run.digest(),
         ids_digest=ids_digest,
     )
@@ -227,9 +228,7 @@ def summarise(
             first=[_rounded(one.first_token_s) for one in requests],
             finished=[_rounded(one.finished_s) for one in requests],
             prompt=[one.prompt_tokens for one in requests],
-            cached=[one.cached_tokens for one in requests],
             output=[one.output_tokens for one in requests],
-            preemptions=[one.preemptions for one in requests],
             tenant=[one.tenant for one in requests],
             group=[one.slo for one in requests],
         ),

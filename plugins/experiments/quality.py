@@ -7,8 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..workloads.metrics import Direction, direction
 
 #: distinct_n: different n-grams by all n-grams, over the outputs of a run (Li and others, 2016).  repetition_n: n-grams
-#: that stood in the same output before, by all.
+#: that stood in the same output before, by all.  They follow from the requests and their seeds, whenever these came.
 QUALITY: dict[str, Direction] = {"distinct_1": "higher", "distinct_2": "higher", "repetition_4": "lower"}
+
+#: Shares of tokens and of requests, not times.  When something comes moves them only as far as it moves the order.
+COUNTED = frozenset({"hit_rate", "hit_share"})
+
+
+def needs_time(metric: str) -> bool:
+    """Whether a generator that was late makes the metric worthless."""
+    return metric not in QUALITY and metric.partition("@")[0] not in COUNTED
 
 
 def direction_of(metric: str) -> Direction:

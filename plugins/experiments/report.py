@@ -40,7 +40,8 @@ class GuardResult(msgspec.Struct, frozen=True):
 
 
 class ArmResult(msgspec.Struct, frozen=True):
-    """An arm at a load level.  ``checks`` are the failed ones, which refuse every verdict."""
+    """An arm at a load level.  ``checks`` are the failed ones, which refuse verdicts: a late generator those on times,
+    any other all of them."""
 
     arm: str
     pairs: int

@@ -11,7 +11,7 @@ from ..machine import machine
 from . import spec, workload
 from .html import page
 from .markdown import markdown
-from .played import analyse, runs_of
+from .played import analyse
 from .report import Report
 from .runner import Clock, Runner
 from .simulated import SimulatedClock
@@ -47,10 +47,8 @@ def basis(experiment: Experiment, clock: Clock) -> bytes:
 
 
 def _write(runner: Runner, store: Store) -> Report:
-    report = analyse(runner, runner.levels(), machine())
+    report, runs = analyse(runner, runner.levels(), machine())
     store.write("report.json", msgspec.json.format(msgspec.json.encode(report), indent=1))
-    seeds = runner.experiment.spec.seed_list
-    runs = {level.label: runs_of(runner, level.label, seeds[: level.pairs]) for level in report.levels}
     store.write("report.md", markdown(report).encode())
     store.write("report.html", page(report, runs, limits=bool(runner.first.slo)).encode())
     return report

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple, Protocol
 
+from ...core.messages import FinishReason
 from ..workloads.metrics import Alone
 from ..workloads.scenario import Scenario
 from . import arms as arms_of
@@ -172,6 +173,10 @@ class Runner:
         seed = self.experiment.spec.seed_list[0]
         run, *_ = self.clock.play(baseline, workload.at_rate(self.first, math.inf), seed, PAIR)
         most = capacity(run)
+        if lost := [one for one in run.requests if not one.complete and one.reason != FinishReason.DEADLINE]:
+            why = next((f", first with {one.code}" for one in lost if one.code), "")
+            text = f"{len(lost)} of {len(run.requests)} requests have not got all their tokens{why}"
+            raise self.experiment.error(f"load.rho: the capacity of {baseline.name} cannot be measured: {text}")
         if not math.isfinite(most):
             raise self.experiment.error("load.rho: the capacity cannot be measured with so few requests; use load.rate")
         self._progress(f"capacity of {baseline.name}: {most:.3g} requests per second")

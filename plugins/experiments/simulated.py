@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ...core.errors import ConfigError
 from ...core.registry import PluginInfo, Registry
 from ..simulation.play import play
 from ..simulation.records import Run
@@ -49,7 +50,10 @@ class SimulatedClock:
         self._registry = KnownPlugins()
         name = self._spec.step_time
         beside = experiment.path.parent / name
-        self.machine: StepTimeFile = files.load(beside if name.endswith(".toml") and beside.exists() else name)
+        try:
+            self.machine: StepTimeFile = files.load(beside if name.endswith(".toml") and beside.exists() else name)
+        except ConfigError as error:
+            raise experiment.error(f"step_time = {name!r}: {error}") from error
         self.content = msgspec.json.encode(self.machine)
         self.description = {
             "clock": "sim: virtual time, step times from fitted coefficients",

@@ -5,7 +5,8 @@ Whatever is wrong is refused with the file, the key, the value, the nearest vali
 
 from __future__ import annotations
 
-import tomllib
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ import msgspec
 
 from ...core.config import NonNegFloat, NonNegInt, PosFloat, PosInt, Section, build
 from ...core.errors import ConfigError, nearest
+from ..config_file import read_toml
 from ..traces.formats import FORMATS
 from ..workloads.scenario import NAMES
 from .quality import QUALITY, direction_of
@@ -114,12 +116,8 @@ def read(path: Path, live_traffic: bool = False) -> Experiment:
     ``live_traffic``: the requests are those of a server's clients, so no workload is asked for.  The trees of the arms
     are checked by ``arms.make``.
     """
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    tree = read_toml(path)
+    _check_tables(tree, str(path))
     experiment = Experiment(build(ExperimentSpec, tree, str(path)), path)
     _check_arms(experiment)
     _check_metrics(experiment)
@@ -129,10 +127,32 @@ def read(path: Path, live_traffic: bool = False) -> Experiment:
     return experiment
 
 
+def _check_tables(tree: Mapping[str, Any], where: str) -> None:
+    """Tables whose keys the writer chooses: here a message can name them."""
+    for key, rule, good in (
+        ("arms", "a table", _is_table),
+        ("guards", "a margin from 0, 0.05 meaning 5 %", _is_margin),
+    ):
+        table = tree.get(key, {})
+        for name, value in table.items() if isinstance(table, Mapping) else ():
+            if not good(value):
+                raise ConfigError(f"{where}: {key}.{name} = {value!r}: expected {rule}")
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_margin(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
+
+
 def _check_arms(experiment: Experiment) -> None:
     spec = experiment.spec
     if len(spec.arms) < 2:
         raise experiment.error("arms: an experiment needs two, the baseline and another; add [arms.NAME] tables")
+    if not all(name.strip() for name in spec.arms):
+        raise experiment.error("arms: one has no name; reports call arms by their names")
     if not spec.baseline:
         raise experiment.error(f'baseline: is missing; add baseline = "{next(iter(spec.arms))}" or another arm')
     if spec.baseline not in spec.arms:
@@ -158,6 +178,8 @@ def _check_seeds(experiment: Experiment) -> None:
     if len(seeds) < FEWEST_PAIRS:
         text = f"seeds = {spec.seeds!r}: {len(seeds)} pairs are too few for an interval; use at least {FEWEST_PAIRS}"
         raise experiment.error(text)
+    if min(seeds) < 0:
+        raise experiment.error(f"seeds = {list(seeds)!r}: seeds are numbers from 0")
     if len(set(seeds)) < len(seeds):
         raise experiment.error(f"seeds = {list(seeds)!r}: one stands there twice; a pair played twice proves nothing")
     if any(look < FEWEST_PAIRS or look >= len(seeds) for look in spec.stop.looks):
@@ -191,5 +213,8 @@ def _check_workload(experiment: Experiment) -> None:
         raise experiment.error("load: give rho (shares of the baseline's capacity) or rate (requests per second)")
     if not work.prompts and (text_only := sorted(QUALITY.keys() & {spec.primary, *spec.metrics, *spec.guards})):
         raise experiment.error(f"metrics: {text_only[0]}: needs workload.prompts; other outputs are made up")
+    for key, levels in (("rho", spec.load.rho), ("rate", spec.load.rate)):
+        if len({f"{level:g}" for level in levels}) < len(levels):
+            raise experiment.error(f"load.{key} = {list(levels)!r}: one stands there twice, to six digits")
     if any(not rate > 0 for rate in spec.load.rate):
         raise experiment.error(f"load.rate = {list(spec.load.rate)!r}: rates are above 0; inf means all at once")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,21 +85,29 @@ class Store:
         return msgspec.json.decode(data, type=Summary)
 
     def write(self, name: str, data: bytes) -> Path:
-        """Write a file so that it is either the old one or whole, also after a crash."""
+        """Write a file so that it is either the old one or whole, also after a crash.  Raises ConfigError."""
         path = self.folder / name
         part = path.with_name(f".{path.name}.part")
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        try:
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink()
+            why = error.strerror or error
+            raise ConfigError(
+                f"--out {path}: cannot be written: {why}; what was played is kept for --resume"
+            ) from error
         return path
 
     def _read_state(self) -> State | None:
         try:
             return msgspec.json.decode((self.folder / "state.json").read_bytes(), type=State)
-        except FileNotFoundError:
-            return None
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # whether there can be one is seen when it is made
         except (OSError, msgspec.DecodeError) as error:
             raise ConfigError(f"--out {self.folder}: state.json cannot be read: {error}") from error
 

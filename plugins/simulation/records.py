@@ -73,6 +73,24 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
         return (self.token_times[-1] - self.token_times[0]) / (self.wanted_tokens - 1)
 
 
+def shifted(one: RequestRecord, by_s: float) -> RequestRecord:
+    """``one`` with every time moved."""
+
+    def moved(value: float | None) -> float | None:
+        return None if value is None else value + by_s
+
+    changed: RequestRecord = msgspec.structs.replace(
+        one,
+        arrival_s=one.arrival_s + by_s,
+        submitted_s=moved(one.submitted_s),
+        scheduled_s=moved(one.scheduled_s),
+        first_token_s=moved(one.first_token_s),
+        finished_s=moved(one.finished_s),
+        token_times=tuple(time + by_s for time in one.token_times),
+    )
+    return changed
+
+
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """One step: when it was launched, how long it took, its features, and the requests around it.
 

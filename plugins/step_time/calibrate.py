@@ -12,7 +12,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,11 +20,14 @@ from ...core.errors import ConfigError
 from ...core.messages import GrantedRow, SamplingParams, Started, StepGrant, StepLaunch
 from ...core.policy import Executor, ExecutorInfo, Sampler, SamplerContext
 from ...core.registry import Registry
+from ..executors.kept import KeptExecutor
 from ..machine import processor
 from ..settings import Config
+from . import live_turns
 from .features import Features, features_of
 from .files import StepTimeFile, Validation
 from .fit import choose
+from .policy_cost import PolicyCost
 from .turn_cost import fit_turns
 
 MOST_TOKENS = 10_240  # of KV in one step: all of it has to be computed once before it can be read
@@ -123,7 +126,7 @@ class Bench:
             slots = tuple(blocks[at // self._size] * self._size + at % self._size for at in range(start, start + count))
             ids = tuple(20 + (at * 7919 + number) % (self._info.vocab_size - 40) for at in range(count))
             rows.append(GrantedRow(f"c{number}", start, count, ids, True, blocks, slots))
-        sampling = SamplingParams(temperature=0.0, max_tokens=1 << 20, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=1 << 20, ignore_eos=True)  # drawn, as requests are that say nothing
         started = tuple(Started(row.rid, row.token_ids or (), row.count, 0, sampling) for row in rows)
         grant = StepGrant(self._step, tuple(rows), started, tuple(row.rid for row in rows) if self._step > 1 else ())
         made = [message for message in self._sampler.handle(grant, 0.0) if isinstance(message, StepLaunch)]
@@ -161,8 +164,8 @@ def calibrate(
     """
     if processor_time and config.executor.threads != 1:
         raise ConfigError(f"executor.threads = {config.executor.threads}: processor time is of one thread; set it to 1")
-    made: Any = executor or registry.make("executor", config.executor.use, config.executor.options, config)
-    info: ExecutorInfo = made.load(progress)
+    made = KeptExecutor(executor or registry.make("executor", config.executor.use, config.executor.options, config))
+    info = made.load(progress)
     try:
         ends = SamplerContext(info.vocab_size, info.end_token_ids)
         sampler = registry.make("sampler", config.sampler.use, config.sampler.options, ends)
@@ -172,11 +175,15 @@ def calibrate(
         progress("writing KV memory")
         bench.fill(max(size * point.num_blocks(size) for point in points))
         measured = list(measure(bench, points, repeats, progress))
+        extra = PolicyCost()
+        if not processor_time:  # other work would count in full
+            extra = live_turns.beyond(config, registry, made, info.num_blocks * size)
+            progress(f"a live turn adds {extra.a_us:.0f} + {extra.b_us:.2f} running us")
     finally:
-        made.close()
+        made.end()
     features = np.asarray([list(one) for one, _ in measured], np.float64)
     chosen = choose(features, np.asarray([seconds for _, seconds in measured]))
-    costs = fit_turns(registry, policies, progress)
+    costs = {name: cost.plus(extra) for name, cost in fit_turns(registry, policies, progress).items()}
     clock = "processor time" if processor_time else "wall time"
     method = f"{len(points)} steps, {clock}, median of {repeats} rounds, five folds held out; forms: median error"
     return StepTimeFile(

@@ -5,7 +5,6 @@ TOML.  ``load("rtx-pro-6000_llama-3.1-8b")`` finds a ready-made one, ``load("./m
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import msgspec
 
 from ...core.config import convert
 from ...core.errors import ConfigError, nearest
+from ..config_file import read_toml
 from .forms import StepForm
 from .policy_cost import PolicyCost
 
@@ -66,11 +66,7 @@ def load(name: str | Path) -> StepTimeFile:
         if str(name) not in ready_made():
             raise ConfigError(f"step-time file {str(name)!r}: there is no such file{nearest(str(name), ready_made())}")
         path = FOLDER / f"{name}.toml"
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    made: StepTimeFile = convert(tree, StepTimeFile, "", str(path))
+    made: StepTimeFile = convert(read_toml(path), StepTimeFile, "", str(path))
     return made
 
 

@@ -34,9 +34,9 @@ def decision_cost(subject: Subject) -> Cost:
     host: Any = player.simulator.actors.host
     plan, spent = host.planner.plan, list[int]()
 
-    def timed(view: Any) -> Any:
+    def timed(*arguments: Any) -> Any:
         started = time.perf_counter_ns()
-        decision = plan(view)
+        decision = plan(*arguments)
         spent.append(time.perf_counter_ns() - started)
         return decision
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, nearest
 from .canonical import Trace
+from .options import checked
 
 #: Format -> what it is.  Each is a module of that name in ``readers``.
 FORMATS = {
@@ -31,11 +31,12 @@ def read(format: str, path: str | Path, **options: Any) -> Trace:  # noqa: A002 
     Raises ConfigError for an unknown format or option and for whatever is wrong in the file (file, line, column).
     """
     reader = reader_of(format)
-    known = [name for name in inspect.signature(reader).parameters if name != "path"]
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"trace format {format}: unknown option {name!r}{nearest(name, known)}")
-    return reader(Path(path), **options)
+    where = f"trace format {format}"
+    good = checked(reader, options, where, {"path"})
+    try:
+        return reader(Path(path), **good)
+    except ArithmeticError as error:  # of options that make sense one by one only
+        raise ConfigError(f"{where}: cannot be read with {options}: {error}") from error
 
 
 def reader_of(format: str) -> Callable[..., Trace]:  # noqa: A002

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ...core.errors import ConfigError, nearest
 from ..traces.canonical import TraceRow
 from .draws import gamma_gaps, generator, on_off
 from .lengths import draw_length, longest
@@ -21,8 +20,6 @@ def make(
     full = size == "full"
     scale, count = (1, num_requests or 2000) if full else (16, num_requests or 200)
     rng = generator(seed, "S5")
-    if arrivals not in ("gamma", "on_off"):
-        raise ConfigError(f"scenario S5: arrivals = {arrivals!r}{nearest(arrivals, ('gamma', 'on_off'))}")
     times = (
         gamma_gaps(rng, count, rate_per_s, 1 / 16) if arrivals == "gamma" else on_off(rng, count, rate_per_s, 2.0, 8.0)
     )

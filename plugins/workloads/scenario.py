@@ -11,9 +11,11 @@ import msgspec
 
 from ...core.errors import ConfigError, nearest
 from ..traces.canonical import TraceRow, check_rows
+from ..traces.options import checked, typed
 
 Size = Literal["tiny", "full"]
 SIZES = ("tiny", "full")
+_FROM_ONE = {"block_size", "kv_tokens", "max_output"}
 NAMES = tuple(f"S{number}" for number in range(1, 11))
 
 
@@ -81,13 +83,22 @@ def scenario(name: str, size: str = "tiny", seed: int = 0, **overrides: Any) -> 
     make = maker(name)
     if size not in SIZES:
         raise ConfigError(f"scenario {name}: size = {size!r}{nearest(size, SIZES)}")
+    where = f"scenario {name}"
     own = [known for known in inspect.signature(make).parameters if known not in ("size", "seed")]
-    fields = [field for field in Scenario.__struct_fields__ if field not in ("name", "size", "seed", *own)]
+    fields = {field.name: field.type for field in msgspec.structs.fields(Scenario)}
+    fields = {key: kind for key, kind in fields.items() if key not in ("name", "size", "seed", *own)}
     for key in overrides:
         if key not in own and key not in fields:
-            raise ConfigError(f"scenario {name}: unknown parameter {key!r}{nearest(key, [*own, *fields])}")
-    made = make(size, seed, **{key: value for key, value in overrides.items() if key in own})
-    return msgspec.structs.replace(made, **{key: value for key, value in overrides.items() if key not in own})
+            raise ConfigError(f"{where}: unknown parameter {key!r}{nearest(key, [*own, *fields])}")
+    given = checked(make, {key: value for key, value in overrides.items() if key in own}, where, ("size", "seed"))
+    put = {key: typed(overrides[key], kind, f"{where}: {key}") for key, kind in fields.items() if key in overrides}
+    for key in _FROM_ONE & put.keys():
+        if put[key] < 1:
+            raise ConfigError(f"{where}: {key} = {put[key]!r}: expected a number from 1")
+    try:
+        return msgspec.structs.replace(make(size, seed, **given), **put)
+    except (ArithmeticError, ValueError, IndexError) as error:  # of parameters that make sense one by one only
+        raise ConfigError(f"{where}: cannot be drawn with {overrides}: {error}") from error
 
 
 def maker(name: str) -> Callable[..., Scenario]:

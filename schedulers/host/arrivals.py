@@ -28,8 +28,8 @@ def validate(message: Submit, info: ExecutorInfo, allocator: Allocator, sampler:
     num_prompt, vocab, context = len(message.prompt_ids), info.vocab_size, info.max_context
     if not num_prompt:
         raise ClientError("invalid_request", "the prompt is empty: it needs at least one token", "prompt")
-    wrong = next((i for i, token in enumerate(message.prompt_ids) if not 0 <= token < vocab), None)
-    if wrong is not None:
+    if min(message.prompt_ids) < 0 or max(message.prompt_ids) >= vocab:
+        wrong = next(i for i, token in enumerate(message.prompt_ids) if not 0 <= token < vocab)
         text = f"token_ids[{wrong}] = {message.prompt_ids[wrong]} is not in 0..{vocab - 1}"
         raise ClientError("invalid_request", text, "token_ids")
     if (most := message.sampling.max_tokens) < 1:

@@ -26,19 +26,15 @@ class Books(Protocol):
 def fault_of(decision: Decision, books: Books, now: float) -> str:
     """Why the decision cannot be used, or ``""``."""
     running, limits = books.running, books.config
-    seen, total, started = set[str](), 0, 0
+    victims = set[str]()
     for rid in decision.preempt:
-        if rid not in running or rid in seen:
+        if rid not in running or rid in victims:
             return f"victim {rid!r} is not running or named twice"
-        seen.add(rid)
-    for rid, count in decision.rows:
-        if rid not in books.records or rid in seen:
-            return f"{rid!r} is unknown, preempted or scheduled twice"
-        if not isinstance(count, int) or count < 1:
-            return f"{rid!r} gets {count!r} tokens"
-        seen.add(rid)
-        total += count
-        started += rid not in running
+        victims.add(rid)
+    tokens = dict(decision.rows)
+    if not _are_good(tokens, len(decision.rows), victims, books):
+        return _row_fault(decision, victims, books)
+    total, started = sum(tokens.values()), len(tokens.keys() - running.keys())
     if total > limits.token_budget:
         return f"{total} tokens planned, the budget is {limits.token_budget}"
     if started and len(running) - len(decision.preempt) + started > limits.max_running:
@@ -49,6 +45,29 @@ def fault_of(decision: Decision, books: Books, now: float) -> str:
     if not (decision.rows or decision.preempt or books.num_in_flight or later) and _could_go_on(books):
         return "nothing is scheduled although the engine is idle"
     return ""
+
+
+def _are_good(tokens: Mapping[str, int], num_rows: int, victims: set[str], books: Books) -> bool:
+    """All rows at once, which is many times faster than one by one."""
+    return (
+        len(tokens) == num_rows
+        and tokens.keys() <= books.records.keys()
+        and victims.isdisjoint(tokens)
+        and {*map(type, tokens.values())} <= {int}
+        and min(tokens.values(), default=1) >= 1
+    )
+
+
+def _row_fault(decision: Decision, victims: set[str], books: Books) -> str:
+    """The first row that is wrong, and how."""
+    seen = set(victims)
+    for rid, count in decision.rows:
+        if rid not in books.records or rid in seen:
+            return f"{rid!r} is unknown, preempted or scheduled twice"
+        if type(count) is not int or count < 1:
+            return f"{rid!r} gets {count!r} tokens"
+        seen.add(rid)
+    raise AssertionError("every row is good")
 
 
 def first_come(books: Books) -> Decision:

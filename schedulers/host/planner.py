@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from ...core.policy import AllocationDraft, Decision, Event, SchedulerView
 from ...core.request import RequestView, Status
 from .guard import Guard
+from .record import Request
 from .waiting import InOrder, WaitingQueue
 
 
@@ -55,8 +56,9 @@ class Planner:
                 self._waiting.discard(event.request.rid)
                 self._bypassed.pop(event.request.rid, None)
 
-    def plan(self, view: SchedulerView) -> Decision:
-        """One step's decision.  Raises nothing that the policy caused."""
+    def plan(self, view: SchedulerView, running: Mapping[str, Request]) -> Decision:
+        """One step's decision.  ``running`` are the records behind ``view.running``, which this only reads: views are
+        for policies, and cost a call for each look.  Raises nothing that the policy caused."""
         if self.guard.policy.rekey == "step" and len(self._waiting):
             self._waiting.rekey(self._waiting.rids(), view.now)
         view.waiting = InOrder(self._waiting, view.now)
@@ -64,7 +66,7 @@ class Planner:
             decision: Decision | None = self.guard.call("schedule", view)
             if decision is not None:
                 return decision
-        return _Step(self, view).compose()
+        return _Step(self, view, running).compose()
 
     def in_order(self, view: SchedulerView, planned: Counter[Hashable]) -> Iterator[RequestView]:
         """Waiting requests as the policy orders them, lazily; ``planned`` tokens by bucket, counted by the caller."""
@@ -127,19 +129,18 @@ class Planner:
 class _Step:
     """One step being composed.  A victim's tokens go back to the budget."""
 
-    def __init__(self, planner: Planner, view: SchedulerView) -> None:
+    def __init__(self, planner: Planner, view: SchedulerView, running: Mapping[str, Request]) -> None:
         self._planner, self._guard, self._view = planner, planner.guard, view
         self._blocks: AllocationDraft = view.draft()
         self._budget = view.token_budget
         self._slots = view.max_running - view.num_running
-        self._running: dict[str, RequestView] = {}
+        self._running = dict(running)
         self._rows: dict[str, int] = {}
         self._preempted: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
 
     def compose(self) -> Decision:
         view, guard = self._view, self._guard
-        self._running = {request.rid: request for request in view.running}
         caps: Mapping[str, int] | None = None
         if guard.overrides("split_budget"):
             caps = guard.call("split_budget", view)
@@ -172,22 +173,23 @@ class _Step:
         """In the order of ``caps``, or of admission.  The hot loop: every request, every step."""
         running, rows, extend = self._running, self._rows, self._blocks.extend
         for rid in tuple(running) if caps is None else caps:
-            if self._budget <= 0:
+            budget = self._budget
+            if budget <= 0:
                 return
             request = running.get(rid)
             if request is None:  # preempted for an earlier one, or "*"
                 continue
-            count = request.num_remaining_tokens
-            if count > self._budget:
-                count = self._budget
+            count = request.remaining()
+            if count > budget:
+                count = budget
             if caps is not None and count > caps[rid]:
                 count = caps[rid]
             if count > 0:
                 total = request.num_computed_tokens + count
                 short = extend(rid, total)
-                if not short or self._make_room(request, total, short):
+                if not short or self._make_room(request.view, total, short):
                     rows[rid] = count
-                    self._budget -= count
+                    self._budget -= count  # which victims may have changed
 
     def _make_room(self, request: RequestView, total: int, short: int) -> bool:
         """Victims until a running request can hold ``total`` tokens, of which ``short`` blocks are missing."""
@@ -252,7 +254,7 @@ class _Step:
         """Blocks that are still promised to running requests, at least for the context they have, and the watermark."""
         estimates = self._guard.overrides("reserve")
         promised = sum(
-            self._blocks.need(request.rid, self._reserve(request))
+            self._blocks.need(request.rid, self._reserve(request.view))
             for request in self._running.values()
             if estimates or request.num_tokens - request.num_computed_tokens > 1
         )

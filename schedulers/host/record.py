@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...core.messages import Submit, Timing, Usage
+from ...core.messages import FinishReason, Submit, Timing, Usage
 from ...core.request import RequestView, Status
 
 #: The lifecycle table: which moves are legal.  Only the host moves a request.
@@ -21,6 +21,9 @@ class Request:
         self.submit, self.rid, self.seq, self.arrival = submit, submit.rid, seq, arrival
         self.limit = limit  # most tokens (prompt + output) this request may ever hold
         self.num_prompt_tokens = len(submit.prompt_ids)
+        sampling = submit.sampling
+        #: Ids may end it: without a forced length, and unless it wants none of them.
+        self.watches_ids = submit.forced_length is None and bool(sampling.stop_token_ids or not sampling.ignore_eos)
         self.output_ids: list[int] = []
         self.status = Status.WAITING
         self.patience: float | None = None  # paused, and until when it may keep its blocks
@@ -42,22 +45,26 @@ class Request:
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + len(self.output_ids) + self.num_pending
 
-    @property
-    def num_remaining_tokens(self) -> int:
+    def remaining(self) -> int:
         """Known but not computed: what it could be given now.  0 when paused, when the ids in flight will end it by
         length, or (preempted) while one of its ids is still being sampled."""
-        known = self.num_tokens
-        if known >= self.limit or self.patience is not None or (self.num_pending and self.status is not Status.RUNNING):
+        pending = self.num_pending
+        known = self.num_prompt_tokens + len(self.output_ids) + pending  # num_tokens, without a call for each row
+        if known >= self.limit or self.patience is not None or (pending and self.status is not Status.RUNNING):
             return 0
         return known - self.num_computed_tokens
+
+    num_remaining_tokens = property(remaining)  # for views; the loops over all rows call it without this detour
 
     def known_ids(self, start: int, stop: int) -> tuple[int, ...]:
         """Ids at positions ``start`` to ``stop`` (exclusive) of prompt + output."""
         num_prompt = self.num_prompt_tokens
-        if stop == start + 1 and start >= num_prompt:  # a decode row, by far the most frequent
-            return (self.output_ids[start - num_prompt],)
         output = self.output_ids[max(0, start - num_prompt) : max(0, stop - num_prompt)]
         return self.submit.prompt_ids[start:stop] + tuple(output)
+
+    def full(self) -> FinishReason | None:
+        """The end by length, once there are as many tokens as may ever be."""
+        return FinishReason.LENGTH if self.num_prompt_tokens + len(self.output_ids) >= self.limit else None
 
     def move(self, status: Status) -> None:
         """Follow the lifecycle table; an illegal move is a bug and raises AssertionError."""

@@ -8,13 +8,14 @@ a policy that keeps plans between steps (a batch it wants to form) keeps plans t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...core.policy import Decision, Event, SchedulerView
 from ...core.request import RequestView, Status
 from .guard import Guard
 from .planner import Planner
+from .record import Request
 
 #: A note names at most so many requests of each kind.
 MOST_NAMED = 16
@@ -41,14 +42,14 @@ class Shadow:
         self.refusals += reason is not None
         return reason
 
-    def compare(self, view: SchedulerView, real: Decision) -> dict[str, Any] | None:
+    def compare(self, view: SchedulerView, running: Mapping[str, Request], real: Decision) -> dict[str, Any] | None:
         """How the shadow's decision differs from ``real``, as facts for the journal; None if it does not.
 
         The order of service counts too: whoever stands first gets what is left of the budget.
         """
         self.steps += 1
         try:
-            own = self.planner.plan(view)
+            own = self.planner.plan(view, running)
             same = tuple(real.rows) == tuple(own.rows) and set(real.preempt) == set(own.preempt)
             facts = None if same else difference(real, own)
         except Exception as error:  # noqa: BLE001 - whatever a shadow answers must not reach the engine

@@ -283,10 +283,11 @@ class SchedulerHost:
 
     def _book(self, message: m.StepResult, now: float) -> None:
         rows = self._in_flight.pop(message.step)
-        self.step_time.observe(sum(row.count for row in rows), message.finished - message.launched)
+        self.step_time.observe(sum([row.count for row in rows]), message.finished - message.launched)
         failed, listens = dict(message.failed), self._listens
+        records, emit = self.records, self._emit
         for rid, token in zip(message.rids, message.token_ids, strict=True):
-            request = self.records.get(rid)
+            request = records.get(rid)
             if request is None:  # ended while the step was in flight
                 self.counters["wasted_tokens"] += 1
                 continue
@@ -296,16 +297,18 @@ class SchedulerHost:
             request.output_ids.append(token)
             if request.first_token is None:
                 request.first_token = now
-            reason, stop = self._ending(request, token)
+            reason, stop = self._ending(request, token) if request.watches_ids else (request.full(), None)
             if listens:
                 self._event("tokens", request, 1, now)
             if reason is None:
-                self._emit.append(m.EmitRow(rid, (token,)))
+                emit.append(m.EmitRow(rid, (token,)))
             else:
                 self._end(request, reason, now, (token,), stop)
         for rid, why in failed.items():
             if request := self.records.get(rid):
                 self._fail(request, why, now)
+        if len(message.rids) == len(rows):
+            return
         for rid in [row.rid for row in rows if not row.samples]:
             request = self.records.get(rid)
             if request and request.submit.warm and request.num_computed_tokens == request.num_prompt_tokens:
@@ -314,12 +317,12 @@ class SchedulerHost:
     def _ending(self, request: Request, token: int) -> tuple[m.FinishReason | None, int | None]:
         """Whether ``token``, just appended, ends the request, and the stop id that did it."""
         sampling = request.submit.sampling
-        if len(request.output_ids) > sampling.min_tokens and request.submit.forced_length is None:
+        if len(request.output_ids) > sampling.min_tokens:
             if token in sampling.stop_token_ids:
                 return m.FinishReason.STOP, token
             if token in self.info.end_token_ids and not sampling.ignore_eos:
                 return m.FinishReason.STOP, None
-        return (m.FinishReason.LENGTH if request.num_known_tokens >= request.limit else None), None
+        return request.full(), None
 
     def _granted(self, message: m.StepGrant, now: float) -> None:
         """Rows that got no room although they were planned: put back, to be recomputed."""
@@ -339,14 +342,14 @@ class SchedulerHost:
             return []
         self._expire(now)
         try:
-            decision = self.planner.plan(SchedulerView(self, now))
+            decision = self.planner.plan(SchedulerView(self, now), self.running)
             fault = fault_of(decision, self, now)
         except Exception as error:  # noqa: BLE001 - a planner that raises costs one decision
             fault = f"{type(error).__name__}: {error}"
         if fault:
             self.planner.reject("schedule", fault)
             decision = first_come(self)
-        if self.shadow and (facts := self.shadow.compare(SchedulerView(self, now), decision)):
+        if self.shadow and (facts := self.shadow.compare(SchedulerView(self, now), self.running, decision)):
             return [m.Note("", "scheduler.shadow", facts), *self._apply(decision, now)]
         return self._apply(decision, now)
 
@@ -356,23 +359,28 @@ class SchedulerHost:
         rows: list[m.Row] = []
         for rid in decision.preempt:
             self._preempt(self.running[rid], now)
-        draft, listens = self.draft(), self._listens
+        draft, listens, records, running = self.draft(), self._listens, self.records, self.running
         for rid, wish in decision.rows:
-            request, cached = self.records[rid], None
-            if rid not in self.running:
-                if not self.admitting or not request.num_remaining_tokens:
+            request, cached = records[rid], None
+            remaining = request.remaining()
+            if rid not in running:
+                if not self.admitting or not remaining:
                     continue
                 cached = draft.match(request.view)
                 if draft.need(rid, request.num_tokens) > draft.free_blocks:  # only when its whole context fits
                     draft.unmatch(rid)
                     continue
-            count = min(wish, request.num_remaining_tokens - (cached or 0))
+                remaining -= cached
+            count = min(wish, remaining)
             if count > 0 and not draft.extend(rid, (cached or request.num_computed_tokens) + count):
                 if cached is not None:
                     started.append(self._start(request, cached, now))
                 rows.append(self._row(request, count))
                 if listens:
                     self._event("scheduled", request, count, now)
+        if len(self.tenant_tokens) > MAX_TENANTS:  # clients choose these names
+            for tenant, _ in self.tenant_tokens.most_common()[MAX_TENANTS // 2 :]:
+                del self.tenant_tokens[tenant]
         if decision.rows and not rows and not self._in_flight:
             self._unblock(now)
         return self._plan(decision, tuple(rows), tuple(started), now)
@@ -409,15 +417,17 @@ class SchedulerHost:
         return out
 
     def _row(self, request: Request, count: int) -> m.Row:
-        start, known = request.num_computed_tokens, request.num_known_tokens
-        ids = request.known_ids(start, start + count) if start < known else None
-        request.num_computed_tokens = start + count
-        samples = start + count == known + request.num_pending and not request.submit.warm
+        start, submit = request.num_computed_tokens, request.submit
+        output, stop = request.output_ids, start + count
+        known = request.num_prompt_tokens + len(output)
+        if start == known - 1 and output:  # a decode row, by far the most frequent
+            ids: tuple[int, ...] | None = (output[-1],)
+        else:
+            ids = request.known_ids(start, stop) if start < known else None
+        request.num_computed_tokens = stop
+        samples = stop == known + request.num_pending and not submit.warm
         request.num_pending += samples
-        self.tenant_tokens[request.submit.tenant] += count
-        if len(self.tenant_tokens) > MAX_TENANTS:  # clients choose these names
-            for tenant, _ in self.tenant_tokens.most_common()[MAX_TENANTS // 2 :]:
-                del self.tenant_tokens[tenant]
+        self.tenant_tokens[submit.tenant] += count
         return m.Row(request.rid, start, count, ids, samples)
 
     def _start(self, request: Request, cached: int, now: float) -> m.Started:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.experiments.lab import STEPS
 
-from mainspring.plugins.config_file import flatten
+from mainspring.plugins.config_file import flatten, toml
 from mainspring.plugins.experiments import arms, spec, workload
 from mainspring.plugins.experiments.run import run
 from mainspring.plugins.experiments.simulated import SimulatedClock
@@ -31,16 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def dumped(tree: dict[str, Any]) -> str:
-    """Just enough TOML for what these files hold."""
-
-    def value(item: Any) -> str:
-        if isinstance(item, dict):
-            return "{" + ", ".join(f"{key} = {value(inner)}" for key, inner in item.items()) + "}"
-        if isinstance(item, list):
-            return "[" + ", ".join(map(value, item)) + "]"
-        return str(item).lower() if isinstance(item, bool) else repr(item)
-
-    return "\n".join(f"{key} = {value(item)}" for key, item in tree.items()) + "\n"
+    return "".join(f"{key} = {toml(item)}\n" for key, item in tree.items())
 
 
 def test_there_is_one_for_every_scenario() -> None:

@@ -76,7 +76,7 @@ def test_a_live_experiment_ends_in_a_verdict_or_says_why_not(tmp_path: Path) -> 
     experiment = spec.read(write(tmp_path, head=HEAD, arms=ARMS, workload=WORK, load="[load]\nrate = [inf]\n"))
     clock = LiveClock(experiment, fake)
     runner = Runner(experiment, Store(tmp_path / "out", experiment, False), clock)
-    report = analyse(runner, runner.run(), {})
+    report, _ = analyse(runner, runner.run(), {})
     arm = report.levels[0].arms[0]
     assert report.clock == "live" and report.complete and arm.pairs == 5
     primary = arm.effects[0]

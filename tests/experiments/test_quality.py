@@ -16,7 +16,7 @@ PROMPTS = 'clock = "live"\nbaseline = "a"\nprimary = "distinct_2"\n'
 
 
 def test_distinct_n_and_repetition_are_counted_on_ids() -> None:
-    """Two outputs; by hand: 9 unigrams of which 5 differ, 7 bigrams of which 5, one 4-gram of 3 repeated."""
+    """Two outputs; by hand: 9 unigrams of which 5 differ, 7 bigrams of which 4, one 4-gram of 3 repeated."""
     made = quality({0: [1, 2, 1, 2, 1, 2], 1: [3, 4, 5]})
     assert made["distinct_1"] == pytest.approx(5 / 9)
     assert made["distinct_2"] == pytest.approx(4 / 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -226,7 +227,7 @@ def test_a_budget_of_time_leaves_too_few_runs_and_no_verdict(tmp_path: Path) -> 
 
 
 def facts(**changes: Any) -> Facts:
-    good = Facts(100, 90, 0, 1000, 0.001, 0.0, 0.2, 10.0, "x")
+    good = Facts(100, 90, 0, 1000, 0.001, 0.0, 0.2, "x")
     return msgspec.structs.replace(good, **changes)
 
 
@@ -234,7 +235,6 @@ def facts(**changes: Any) -> Facts:
     ("changes", "words"),
     [
         ({"lost": 3}, "3 of 100 requests have not ended"),
-        ({"lag_p99_s": 0.006}, "the generator was late: p99 6.0 ms, the limit is 5.0 ms"),
         ({"little_error": 0.03}, "Little's law is off by 3.0%"),
     ],
 )
@@ -243,12 +243,26 @@ def test_a_run_that_went_wrong_refuses_the_verdict(
 ) -> None:
     """One run of one arm is made bad in the store; everything else is as it was."""
     assert facts().failed == [] and words in facts(**changes).failed[0]
-    assert facts(lag_p99_s=0.006, median_ttft_s=1.0).failed == []
     report = tampered(played[0], tmp_path, "prefix", changes)
     good, bad = report.levels
     assert not good.arms[0].checks
     assert f"prefix: 1 of 5 runs: {facts(requests=40, **changes).failed[0]}" in bad.arms[0].checks
     assert {effect.verdict for effect in bad.arms[0].effects} == {"refused"}
+
+
+def test_a_late_generator_refuses_verdicts_on_times_only(played: tuple[Path, Report], tmp_path: Path) -> None:
+    """What is counted on the same requests does not depend on milliseconds, so there the pairs may speak."""
+    changes = {"lag_p99_s": 0.006, "median_ttft_s": 0.2}
+    words = "the generator was late: p99 6.0 ms, the limit is 5.0 ms"
+    assert facts(**changes).failed == [] and facts(**changes).late == words
+    assert facts(lag_p99_s=0.006, median_ttft_s=1.0).late == ""
+    report = tampered(played[0], tmp_path, "prefix", changes)
+    good, bad = (level.arms[0] for level in report.levels)
+    assert not good.checks and bad.checks == (f"prefix: 1 of 5 runs: {words}",)
+    verdicts = {effect.metric: effect.verdict for effect in bad.effects}
+    assert verdicts.pop("hit_rate") != "refused" and set(verdicts.values()) == {"refused"}
+    assert {guard.result for guard in bad.guards} == {"not shown"}
+    assert f"no verdict on prefix: prefix: 1 of 5 runs: {words}" in report.finding
 
 
 def test_arms_that_did_unequal_work_get_no_verdict(played: tuple[Path, Report], tmp_path: Path) -> None:
@@ -273,7 +287,7 @@ def tampered(folder: Path, tmp_path: Path, arm: str, changes: dict[str, Any]) ->
     assert isinstance(summary, Summary)
     store.put(msgspec.structs.replace(summary, facts=msgspec.structs.replace(summary.facts, **changes)))
     runner = Runner(experiment, store, clock)
-    return analyse(runner, runner.levels(), {})
+    return analyse(runner, runner.levels(), {})[0]
 
 
 def test_the_verb_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -300,3 +314,43 @@ def test_an_interrupt_leaves_reports_of_what_was_played(tmp_path: Path) -> None:
         run(path, out, progress=progress)
     report = msgspec.json.decode((out / "report.json").read_bytes(), type=Report)
     assert not report.complete and report.levels[0].pairs == 1
+
+
+def test_a_pool_that_no_request_fits_is_no_capacity(tmp_path: Path) -> None:
+    small = "[config.allocator]\nnum_blocks = 3\n"
+    with pytest.raises(ConfigError, match=r"capacity of fcfs .* 40 of 40 .* first with kv_capacity_exceeded"):
+        run(write(tmp_path, load="[load]\nrho = [0.8]\n" + small), tmp_path / "out")
+
+
+def test_equal_arms_are_pointed_out(tmp_path: Path) -> None:
+    arms = PARTS["arms"].replace("prefix_priority", "fcfs")
+    report = run(write(tmp_path, load="[load]\nrate = [20.0]\n", arms=arms), tmp_path / "out")
+    assert "prefix is configured exactly as fcfs: it can show nothing but noise" in report.levels[0].cautions
+    assert report.levels[0].arms[0].effects[0].verdict == "no difference shown"
+
+
+def test_a_disk_that_fills_up_costs_what_was_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused in one sentence, nothing half written, and --resume goes on once there is room."""
+    path, out = write(tmp_path, load="[load]\nrate = [20.0]\n"), tmp_path / "out"
+    written, fsync = list[int](), os.fsync
+
+    def full(descriptor: int) -> None:
+        written.append(descriptor)
+        if len(written) > 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(ConfigError, match=r"--out .*: cannot be written: No space left .* kept for --resume"):
+            run(path, out)
+    kept = sorted((out / "runs").iterdir())
+    assert kept and all(file.name.endswith(".json.gz") for file in kept)
+    assert run(path, out, resume=True).complete
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"--out .*: cannot be written: "):
+        run(write(tmp_path), tmp_path / "out")
+    assert (tmp_path / "out").read_text(encoding="utf-8") == "mine"

@@ -105,6 +105,25 @@ def test_shadow_logs_divergences_and_applies_nothing(tmp_path: Path) -> None:
     assert first["policy"] == "shortest" and first.keys() & {"only_real", "only_shadow", "tokens"}
 
 
+def test_a_full_disk_costs_the_files_and_no_request(tmp_path: Path) -> None:
+    """``/dev/full`` takes nothing; what the terminal shows is there all the same."""
+    served = begin(tmp_path, 'mode = "shadow"')
+    for name in ("divergences.jsonl", "shadow.json"):
+        (tmp_path / "out" / name).symlink_to("/dev/full")
+    assert served.shadow is not None
+    served.shadow.buffer_bytes = 0
+
+    async def traffic() -> list[Any]:
+        async with served.engine as engine:
+            lengths = [200, 8, 120, 8, 60, 8, 30, 8]
+            return await asyncio.gather(*(ask(engine, number, length) for number, length in enumerate(lengths)))
+
+    assert [len(result.token_ids) for _, result in asyncio.run(traffic())] == [4] * 8
+    told = served.finish()
+    assert "shadow: differed in" in told and "cannot be written: No space left on device" in told
+    assert served.shadow.summary()["diverged"] > 1
+
+
 @pytest.mark.parametrize(
     ("arms", "words"),
     [

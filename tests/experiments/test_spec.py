@@ -83,6 +83,34 @@ BAD = {
         {"workload": '[workload]\nprompts = ["a"]\nnum_requests = 9\n'},
         'text needs the model; set clock = "live"',
     ),
+    "an arm that is no table": ({"arms": "[arms]\nfcfs = 3\nprefix = {}\n"}, "arms.fcfs = 3: expected a table"),
+    "an arm without a name": ({"arms": ARMS + "[arms.'']\n"}, "arms: one has no name"),
+    "a margin below 0": ({"load": LOAD + "[guards]\nttft_p99 = -0.1\n"}, "guards.ttft_p99 = -0.1: expected a margin"),
+    "a seed below 0": (
+        {"head": HEAD.replace("seeds = 5", "seeds = [-1, 2, 3, 4, 5]")},
+        "seeds = [-1, 2, 3, 4, 5]: seeds are numbers from 0",
+    ),
+    "a load twice": ({"load": "[load]\nrho = [0.8, 0.8]\n"}, "load.rho = [0.8, 0.8]: one stands there twice"),
+    "a file of coefficients that is not there": (
+        {"head": HEAD.replace("steps.toml", "stpes.toml")},
+        "step_time = 'stpes.toml': stpes.toml: cannot be read: No such file",
+    ),
+    "an option of another type": (
+        {"workload": WORK.replace("num_requests = 40", 'num_requests = "many"')},
+        "workload: scenario S1: num_requests = 'many': expected `int`, got `str`",
+    ),
+    "an option below 0": (
+        {"workload": WORK.replace("num_requests = 40", "num_requests = -5")},
+        "workload: scenario S1: num_requests = -5: expected a number from 0",
+    ),
+    "blocks of nothing": (
+        {"workload": WORK.replace("num_requests = 40", "block_size = 0")},
+        "workload: scenario S1: block_size = 0: expected a number from 1",
+    ),
+    "no arrivals": (
+        {"workload": WORK.replace("num_requests = 40", "rate_per_s = 0.0")},
+        "workload: scenario S1: cannot be drawn with {'rate_per_s': 0.0}",
+    ),
     "not TOML": ({"more": "=\n"}, "not valid TOML"),
 }
 

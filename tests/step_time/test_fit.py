@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from mainspring.core.config import AllocatorConfig, SamplerConfig
 from mainspring.core.errors import ConfigError
 from mainspring.core.messages import GrantedRow, StepLaunch, StepResult
 from mainspring.core.registry import Registry
+from mainspring.plugins.executors.kept import KeptExecutor
 from mainspring.plugins.settings import Config, SchedulerConfig
-from mainspring.plugins.step_time import PolicyCost, StepForm, features_of, load
+from mainspring.plugins.step_time import PolicyCost, StepForm, features_of, live_turns, load
 from mainspring.plugins.step_time.calibrate import calibrate, grid
 from mainspring.plugins.step_time.features import Features
 from mainspring.plugins.step_time.files import ClassError, StepTimeFile, Validation, dump, ready_made
@@ -234,3 +236,19 @@ def test_turns_cost_something_and_more_with_more_requests() -> None:
 def test_processor_time_is_of_one_thread() -> None:
     with pytest.raises(ConfigError, match=r"executor\.threads = 0"):
         calibrate(Config(), Registry(), executor=Timed(), processor_time=True)
+
+
+class OnTime(FakeExecutor):
+    """Steps of 2 ms on the machine's clock."""
+
+    def __init__(self) -> None:
+        super().__init__(num_blocks=1200, block_size=16, max_context=400, step_s=0.002, now=time.monotonic)
+
+
+def test_live_turns_cost_more_than_the_host_alone_and_leave_the_executor_open() -> None:
+    config = Config(scheduler=SchedulerConfig(token_budget=128, max_running=8), sampler=SamplerConfig(use="scripted"))
+    fake = KeptExecutor(OnTime())
+    extra = live_turns.beyond(config, Registry(), fake, 1200 * 16)
+    assert 0 < extra.seconds(1, 0) < 1 and extra.c_us == 0
+    both = PolicyCost(a_us=1, b_us=2, c_us=3).plus(extra)
+    assert both.seconds(4, 5) == pytest.approx(24e-6 + extra.seconds(4, 5))

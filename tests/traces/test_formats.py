@@ -251,3 +251,18 @@ def test_equal_blocks_have_equal_content_and_nothing_else_does() -> None:
     assert len(heads) == 2000
     assert all(FIRST_ID <= token < 1000 for token in a)
     assert len({prompt_ids(row(16), 0, 1000, number)[:4] for number in range(2000)}) == 2000
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("azure", {"limit": "ten"}, "limit = 'ten': expected `int"),
+        ("mooncake", {"jitter_s": -1.0}, "jitter_s = -1.0: expected a number from 0"),
+        ("servegen", {"rate_per_s": float("nan")}, "rate_per_s = nan: expected a number from 0"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused(name: str, options: dict[str, Any], words: str) -> None:
+    """Before the file is opened: options come from experiment files."""
+    with pytest.raises(ConfigError) as refused:
+        read(name, "not there", **options)
+    assert words in str(refused.value)

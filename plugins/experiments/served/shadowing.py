@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import anyio
 import msgspec
+import structlog
 
 from ....core.edge import KernelPort
 from ....core.messages import Down, Message, Note
@@ -15,6 +18,7 @@ from ...settings import Config, SchedulerConfig, ShadowConfig
 from ..arms import Arm
 from ..spec import Experiment
 
+log = structlog.get_logger("mainspring.experiment")
 POLICY_KEYS = frozenset({"use", "options", "wrap", "seed"})
 #: Kinds of difference, as the host's notes name them.
 KINDS = ("only_real", "only_shadow", "tokens", "preempt_real", "preempt_shadow")
@@ -52,7 +56,7 @@ class ShadowLog:
 
     def __init__(self, folder: Path) -> None:
         """Must be the first edge: its file is open while any other runs."""
-        self._path = folder / "divergences.jsonl"
+        self._path, self.buffer_bytes = folder / "divergences.jsonl", 1 << 16
         self._file: BinaryIO | None = None
         self._kinds: Counter[str] = Counter()
         self._port: KernelPort | None = None
@@ -65,13 +69,27 @@ class ShadowLog:
             self._keep()
 
     def deliver(self, message: Message) -> None:
-        assert isinstance(message, Note) and self._file is not None
+        assert isinstance(message, Note)
         if message.point != "scheduler.shadow":
             return
         self.num_diverged += 1
         self._kinds.update(kind for kind in KINDS if kind in message.facts)
         self._kinds["reordered"] += bool(message.facts.get("reordered"))
-        self._file.write(msgspec.json.encode(message.facts) + b"\n")  # buffered: no disk in the way of a step
+        if self._file is not None:
+            self._try(
+                self._file.write, msgspec.json.encode(message.facts) + b"\n"
+            )  # buffered: seldom a disk in the way
+
+    def _try(self, write: Callable[..., Any], *data: bytes) -> None:
+        """A disk that is full costs the rest of the file, and nothing else."""
+        try:
+            write(*data)
+        except OSError as error:
+            log.error("divergences_not_written", file=str(self._path), reason=error.strerror or str(error))
+            file, self._file = self._file, None
+            if file is not None:
+                with suppress(OSError):  # it would write the rest
+                    file.close()
 
     def summary(self) -> dict[str, Any]:
         """Steps asked, steps in which the two differed, and by what."""
@@ -94,7 +112,7 @@ class ShadowLog:
         self._before.update(self._counted())
 
     async def start(self, port: KernelPort) -> None:
-        self._port, self._file = port, self._path.open("ab")
+        self._port, self._file = port, self._path.open("ab", buffering=self.buffer_bytes)
 
     async def run(self, port: KernelPort) -> None:
         try:
@@ -103,7 +121,7 @@ class ShadowLog:
             self._keep()
             self._port = None
             if self._file is not None:
-                self._file.close()
+                self._try(self._file.close)
 
     async def flush(self) -> None:
         """The file is closed, and so written, when the edge stops."""

@@ -54,7 +54,7 @@ class Served:
 
     async def _write_aside(self, book: Book) -> None:
         try:
-            await anyio.to_thread.run_sync(self._write, book)
+            await anyio.to_thread.run_sync(lambda: self._write(self._report(book)[1]))
         except Exception:
             log.exception("report_not_written")  # traffic goes on
 
@@ -62,20 +62,35 @@ class Served:
         """Write what there is to say; returns it for the terminal."""
         if self.shadow is not None:
             summary = self.shadow.summary()
-            (self.out / "shadow.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2))
+            files = {"shadow.json": msgspec.json.format(msgspec.json.encode(summary), indent=2)}
             share = f"{summary['share']:.1%}"
-            return f"shadow: differed in {summary['diverged']} of {summary['steps']} steps ({share})\n{self.out}\n"
+            said = f"shadow: differed in {summary['diverged']} of {summary['steps']} steps ({share})"
+            return f"{said}\n{self._kept(files, self.out)}\n"
         assert self.book is not None
-        report = self._write(self.book)
-        return table(report) + f"\n{self.out / 'report.html'}\n"
+        report, files = self._report(self.book)
+        return table(report) + f"\n{self._kept(files, self.out / 'report.html')}\n"
 
-    def _write(self, book: Book) -> Report:
+    def _report(self, book: Book) -> tuple[Report, dict[str, bytes]]:
+        """The report, and its files by name."""
         report, runs = book.report(machine(), self.experiment.path.stem)
+        html = page(report, {LEVEL: runs}, limits=False, played=False)
+        return report, {
+            "report.json": msgspec.json.format(msgspec.json.encode(report), indent=1),
+            "report.html": html.encode(),
+        }
+
+    def _write(self, files: dict[str, bytes]) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
-        encoded = msgspec.json.format(msgspec.json.encode(report), indent=1)
-        (self.out / "report.json").write_bytes(encoded)
-        (self.out / "report.html").write_text(page(report, {LEVEL: runs}, limits=False, played=False), encoding="utf-8")
-        return report
+        for name, data in files.items():
+            (self.out / name).write_bytes(data)
+
+    def _kept(self, files: dict[str, bytes], where: Path) -> str:
+        """Write at the very end: what the terminal shows must not be lost with a full disk."""
+        try:
+            self._write(files)
+        except OSError as error:
+            return f"{where}: cannot be written: {error.strerror or error}"
+        return str(where)
 
 
 def start(

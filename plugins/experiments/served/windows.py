@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from .... import __version__
-from ...simulation.records import RequestRecord, Run
+from ...simulation.records import RequestRecord, Run, shifted
 from ...traces.canonical import TraceRow
 from ...workloads.scenario import Scenario, from_trace
 from ..analysis import LevelAnalysis
@@ -118,7 +118,9 @@ class Book:
     def _summarised(self, window: int, arm: str) -> Summary:
         records = sorted(self._records[window, arm], key=lambda one: one.arrival_s)
         zero = records[0].arrival_s
-        requests = tuple(_moved(one, number, zero) for number, one in enumerate(records))
+        requests = tuple(
+            msgspec.structs.replace(shifted(one, -zero), number=number) for number, one in enumerate(records)
+        )
         run = Run(clock="live", requests=requests, steps=())
         rows = tuple(
             TraceRow(arrival_s=one.arrival_s, input_tokens=one.prompt_tokens, output_tokens=max(1, one.wanted_tokens))
@@ -129,20 +131,3 @@ class Book:
 
 def _scenario(rows: Sequence[TraceRow]) -> Scenario:
     return from_trace(tuple(rows), 0, 0, name=LEVEL, rate_per_s=math.inf)
-
-
-def _moved(one: RequestRecord, number: int, zero: float) -> RequestRecord:
-    """Times from the first arrival of the window."""
-
-    def less(value: float | None) -> float | None:
-        return None if value is None else value - zero
-
-    return msgspec.structs.replace(
-        one,
-        number=number,
-        arrival_s=one.arrival_s - zero,
-        scheduled_s=less(one.scheduled_s),
-        first_token_s=less(one.first_token_s),
-        finished_s=less(one.finished_s),
-        token_times=tuple(time - zero for time in one.token_times),
-    )
