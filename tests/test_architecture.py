@@ -94,7 +94,7 @@ def test_policies_import_nothing_impure(folder: str) -> None:
     files = sorted((ROOT / folder).rglob("*.py"))
     assert len(files) > 1
     found = [(str(file.relative_to(ROOT)), name) for file in files for _, name in mentions(file)]
-    seeded = ("schedulers/host/standard.py", "random")  # the host makes the generator that it hands to the policy
+    seeded = ("schedulers/host/lifecycle.py", "random")  # the host makes the generator that it hands to the policy
     assert [one for one in found if one[1] in IMPURE | DOORS and one != seeded] == []
 
 

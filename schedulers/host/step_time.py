@@ -12,9 +12,12 @@ class StepTime:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        sums = (1.0, num_tokens, seconds, num_tokens * num_tokens, num_tokens * seconds)
-        old = (self._n, self._x, self._y, self._xx, self._xy)
-        self._n, self._x, self._y, self._xx, self._xy = (self.FADE * a + b for a, b in zip(old, sums, strict=True))
+        fade = self.FADE
+        self._n = fade * self._n + 1.0
+        self._x = fade * self._x + num_tokens
+        self._y = fade * self._y + seconds
+        self._xx = fade * self._xx + num_tokens * num_tokens
+        self._xy = fade * self._xy + num_tokens * seconds
 
     def __call__(self, num_tokens: int) -> float:
         """Seconds expected for a step of ``num_tokens``; 0 before anything was seen."""
