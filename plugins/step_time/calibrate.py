@@ -184,6 +184,7 @@ def calibrate(
     features = np.asarray([list(one) for one, _ in measured], np.float64)
     chosen = choose(features, np.asarray([seconds for _, seconds in measured]))
     costs = {name: cost.plus(extra) for name, cost in fit_turns(registry, policies, progress).items()}
+    costs["default"] = costs.get(live_turns.POLICY) or extra  # policies that somebody writes take turns too
     clock = "processor time" if processor_time else "wall time"
     method = f"{len(points)} steps, {clock}, median of {repeats} rounds, five folds held out; forms: median error"
     return StepTimeFile(

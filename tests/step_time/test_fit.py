@@ -193,7 +193,7 @@ def test_calibrate_finds_the_formula_behind_an_executor() -> None:
     assert set(made.validation.held_out) == {"all", "prefill", "decode", "mixed"}
     for step in (Features(100, 0, 0, 5000), Features(0, 20, 4000, 0)):
         assert made.step(step) == pytest.approx(TRUE["linear"](step), rel=0.01)
-    assert set(made.policy_cost) == {"fcfs"}
+    assert set(made.policy_cost) == {"fcfs", "default"} and made.cost_of("mine") == made.cost_of("fcfs")
     assert load_again(made) == made
 
 
