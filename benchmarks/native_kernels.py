@@ -1,10 +1,12 @@
 """Steps of the native kernels next to the torch backend, in one interleaved run: only the ratios mean anything.
 
-    python benchmarks/native_kernels.py [--rows 1 4 16 64] [--context 192] [--prefill 1024] [--formats torch auto fast]
-        [--threads N] [--repeats 15] [--cpu-time] [--json FILE]
+    python benchmarks/native_kernels.py [--rows 1 4 16 64] [--context 192] [--contexts 512 2048] [--prefill 1024]
+        [--formats torch auto fast] [--threads N] [--repeats 15] [--cpu-time] [--json FILE]
 
-Bare steps: a batch that has been built, to logits.  Times are the least and the median of the repeats, milliseconds.
-``floor`` is the time in which the machine reads the weights of that format once, measured in the same run.
+Bare steps: a batch that has been built, to logits.  ``--contexts`` adds steps of one row behind so many tokens.  Times
+are the least and the median of the repeats, milliseconds.  ``floor`` is the time in which the machine reads what the
+step has to read at least, the packed weights of that format and the keys and values, measured in turn with the steps
+by threads that do nothing else; in brackets the share of the step's median that it is.
 ``--cpu-time`` counts the processor time of one thread instead of wall time: it says what the code costs on a machine
 that others are using too.
 """
@@ -18,86 +20,82 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from parts.steps import FORMATS, blocks_for, load, network_of, step
 
-from mainspring.core.config import AllocatorConfig, ExecutorConfig
 from mainspring.plugins.executors.batch import StepBatch
 from mainspring.plugins.executors.native import NativeExecutor
-from mainspring.plugins.executors.torch import TorchExecutor
-from mainspring.plugins.settings import Config
-
-BLOCK = 16
-#: Name -> executor and its options.
-FORMATS: dict[str, tuple[type[TorchExecutor], dict[str, str]]] = {
-    "torch": (TorchExecutor, {"weights": "fp32", "dtype": "fp32"}),
-    "fp32": (NativeExecutor, {"dtype": "fp32"}),
-    "bf16": (NativeExecutor, {"dtype": "bf16"}),
-    "auto": (NativeExecutor, {}),
-    "fast": (NativeExecutor, {"dtype": "fast"}),
-    "fast-kv-bf16": (NativeExecutor, {"dtype": "fast", "kv_dtype": "bf16"}),
-}
 
 
-def batch(rows: int, start: int, count: int) -> StepBatch:
-    """``rows`` sequences of ``count`` new tokens behind ``start``, each with its own blocks; the last ids sample."""
-    per_row = -(-(start + count) // BLOCK)
-    tables = np.arange(rows * per_row, dtype=np.int32).reshape(rows, per_row)
-    positions = np.tile(np.arange(start, start + count, dtype=np.int32), rows)
-    owner = np.repeat(np.arange(rows), count)
-    cu = np.arange(rows + 1, dtype=np.int32) * count
-    return StepBatch(
-        ids=(np.arange(rows * count, dtype=np.int32) * 7919 % 40000).astype(np.int32),
-        positions=positions,
-        slot_mapping=(tables[owner, positions // BLOCK] * BLOCK + positions % BLOCK).astype(np.int32),
-        cu_seqlens=cu,
-        context_lens=np.full(rows, start + count, np.int32),
-        block_tables=tables,
-        logits_rows=cu[1:] - 1,
-        num_rows=rows,
-        sampling_rids=tuple(map(str, range(rows))),
-    )
+class Point(NamedTuple):
+    """``rows`` sequences of ``count`` new tokens behind ``context`` others."""
+
+    rows: int
+    context: int
+    count: int = 1
+
+    def __str__(self) -> str:
+        behind = f"{self.rows} row{'s' * (self.rows > 1)} behind {self.context}"
+        return behind if self.context else f"prompt of {self.count}"
+
+    def batch(self) -> StepBatch:
+        """The step."""
+        ids = (np.arange(self.rows * self.count) * 7919 % 40000).reshape(self.rows, self.count).tolist()
+        return step([(self.context, row) for row in ids])
 
 
-def load(name: str, threads: int, num_blocks: int) -> Any:
-    """The network of a format, and the bytes of its weights."""
-    kind, options = FORMATS[name]
-    config = Config(
-        executor=ExecutorConfig(threads=threads, **({"kv_dtype": "fp32"} | options)),
-        allocator=AllocatorConfig(block_size=BLOCK, num_blocks=num_blocks),
-    )
-    executor = kind(None, config)
-    executor.load([].append)
-    assert executor._loaded is not None
-    return executor._loaded.network
+class Format:
+    """A loaded network, and what a step of it reads."""
+
+    def __init__(self, name: str, threads: int, num_blocks: int) -> None:
+        self._executor = load(name, threads, num_blocks)  # keeps the network's memory
+        self.network = network_of(self._executor)
+        self._room = np.ones(0, np.float32)
+        self.native = FORMATS[name][0] is NativeExecutor
+
+    def prepare(self, point: Point) -> None:
+        """Make room to read as much as a step at ``point`` does."""
+        ops, kv = self.network.ops, self.network.ops.kv
+        weights = ops.weight_bytes() - self.network.model.embedding.nbytes  # of the embedding, rows only
+        heads = kv.num_kv_heads * ops.kv_shape.num_layers * point.rows * (point.context + point.count)
+        tokens = heads * 2 * kv.padded_dim * ops.keys.element_size()
+        self._room = np.ones((weights + tokens) // 4, np.float32)
+
+    def read(self) -> None:
+        """As many bytes, on all threads."""
+        ops = self.network.ops
+        ops._library.ms_read(ops._engine, self._room.ctypes.data, self._room.size)
 
 
 def measure(
-    networks: dict[str, Any], step: StepBatch, repeats: int, clock: Callable[[], float]
-) -> dict[str, list[float]]:
-    """Milliseconds of ``step`` by format, all formats in turn."""
-    out: dict[str, list[float]] = {name: [] for name in networks}
+    formats: dict[str, Format], point: Point, repeats: int, clock: Callable[[], float]
+) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds of ``step`` and ``floor`` by format, all in turn."""
+    batch = point.batch()
+    out: dict[str, dict[str, list[float]]] = {name: {"step": [], "floor": []} for name in formats}
+    for kind in formats.values():
+        if kind.native:
+            kind.prepare(point)
     for repeat in range(repeats + 1):
-        for name, network in networks.items():
-            begun = clock()
-            network.forward(step)
-            if repeat:  # the first warms up
-                out[name].append((clock() - begun) * 1e3)
+        for name, kind in formats.items():
+            for what, call in (("step", lambda kind=kind: kind.network.forward(batch)), ("floor", kind.read)):
+                if what == "floor" and not kind.native:
+                    continue
+                begun = clock()
+                call()
+                if repeat:  # the first warms up
+                    out[name][what].append((clock() - begun) * 1e3)
     return out
 
 
-def floor_ms(network: Any, repeats: int, clock: Callable[[], float]) -> float:
-    """The least time in which the weights' bytes were read once; the embedding is not read, but for its rows."""
-    ops = network.ops
-    room = np.ones((ops.weight_bytes() - network.model.embedding.nbytes) // 4, np.float32)
-    times = []
-    for _ in range(repeats):
-        begun = clock()
-        ops._library.ms_read(ops._engine, room.ctypes.data, room.size)
-        times.append((clock() - begun) * 1e3)
-    return min(times)
+def cell(times: dict[str, list[float]]) -> str:
+    """For people."""
+    middle, floor = statistics.median(times["step"]), statistics.median(times["floor"] or [0])
+    behind = f", floor {floor:.2f} ({100 * floor / middle:.0f} %)" if floor else ""
+    return f"{min(times['step']):.2f} ({middle:.2f}){behind}"
 
 
 def main() -> None:
@@ -105,37 +103,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4, 16, 64])
     parser.add_argument("--context", type=int, default=192)
+    parser.add_argument("--contexts", type=int, nargs="*", default=[])
     parser.add_argument("--prefill", type=int, nargs="*", default=[1024], help="tokens of a prompt in one step")
-    parser.add_argument(
-        "--formats", nargs="+", choices=list(FORMATS), default=["torch", "fp32", "bf16", "auto", "fast"]
-    )
+    parser.add_argument("--formats", nargs="+", choices=list(FORMATS), metavar="NAME",
+                        default=["torch", "fp32", "bf16", "auto", "fast"])  # fmt: skip
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     threads, clock = (1, time.thread_time) if args.cpu_time else (args.threads, time.perf_counter)
-    most = max([*(rows * (args.context + 1) for rows in args.rows), *args.prefill, 1])
-    networks = {name: load(name, threads, 2 * -(-most // BLOCK) + max([*args.rows, 1])) for name in args.formats}
-    print(f"{threads} threads, context {args.context}, {args.repeats} repeats; ms: least (median)\n")
+    points = [Point(rows, args.context) for rows in args.rows]
+    points += [Point(1, context) for context in args.contexts]
+    points += [Point(1, 0, count) for count in args.prefill]
+    most = max(point.rows * blocks_for(point.context + point.count) for point in points)
+    formats = {name: Format(name, threads, most) for name in args.formats}
+    print(f"{threads} threads, {args.repeats} repeats; ms: least (median)\n")
     reference = args.formats[0]
     print("| step | " + " | ".join(args.formats) + f" | {reference} / format |")
     print("|---|" + "---|" * (len(args.formats) + 1))
-    found: dict[str, dict[str, list[float]]] = {}
-    steps = {f"{rows} rows": batch(rows, args.context, 1) for rows in args.rows}
-    steps |= {f"prompt of {count}": batch(1, 0, count) for count in args.prefill}
+    found = []
     with torch.inference_mode():
-        for title, step in steps.items():
-            repeats = max(3, args.repeats // 4) if step.num_tokens > 64 else args.repeats
-            found[title] = times = measure(networks, step, repeats, clock)
-            cells = [f"{min(part):.2f} ({statistics.median(part):.2f})" for part in times.values()]
-            ratios = [f"{min(times[reference]) / min(part):.2f}" for part in times.values()]
-            print(f"| {title} | " + " | ".join(cells) + " | " + " ".join(ratios) + " |", flush=True)
-    native = {name: part for name, part in networks.items() if FORMATS[name][0] is NativeExecutor}
-    floors = {name: floor_ms(part, args.repeats, clock) for name, part in native.items()}
-    print("\nfloor of one row, ms: " + ", ".join(f"{name} {value:.2f}" for name, value in floors.items()))
+        for point in points:
+            repeats = max(3, args.repeats // 4) if point.rows * point.count > 64 else args.repeats
+            times = measure(formats, point, repeats, clock)
+            found.append({"rows": point.rows, "context": point.context, "count": point.count, "ms": times})
+            least = {name: min(part["step"]) for name, part in times.items()}
+            ratios = " ".join(f"{least[reference] / value:.2f}" for value in least.values())
+            print(f"| {point} | " + " | ".join(map(cell, times.values())) + f" | {ratios} |", flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"floors": floors, "steps": found}))
+        args.json.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

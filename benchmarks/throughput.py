@@ -19,6 +19,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from parts.reference import greedy, transformers_model
+
 from mainspring import Engine
 from mainspring.plugins.config_file import load
 from mainspring.plugins.text.events import Delta
@@ -77,40 +79,12 @@ async def measure_engine(overrides: list[str], levels: list[int], prompt: int, n
 def measure_reference(dtype: str, levels: list[int], prompt: int, new_tokens: int) -> Iterator[tuple[int, Level]]:
     """transformers on the same weights, one batch per level."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    from mainspring.plugins.models.cache import load_weights
-    from mainspring.plugins.models.checkpoint import open_checkpoint
-
-    checkpoint = open_checkpoint("")
-    facts = checkpoint.config
-    model: Any = LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=facts.hidden_size,
-            intermediate_size=facts.ffn_size,
-            num_hidden_layers=facts.num_layers,
-            num_attention_heads=facts.num_heads,
-            num_key_value_heads=facts.num_kv_heads,
-            head_dim=facts.head_dim,
-            vocab_size=facts.vocab_size,
-            rms_norm_eps=facts.norm_eps,
-            max_position_embeddings=facts.max_positions,
-            rope_parameters={"rope_type": "default", "rope_theta": facts.rope.theta},
-            tie_word_embeddings=facts.tied,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
-    read = load_weights(checkpoint, torch.float32, print)
-    model.load_state_dict({name: read(name) for name in facts.tensor_shapes()}, strict=not facts.tied)
-    model = model.to(torch.bfloat16 if dtype == "bf16" else torch.float32).eval()
-    model.generation_config.pad_token_id = 0
+    model = transformers_model(dtype)
 
     def generate(ids: Any, count: int) -> float:
         begun = time.perf_counter()
-        made = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False
-        )
+        made = greedy(model, ids, count)
         assert made.shape[1] == ids.shape[1] + count
         return time.perf_counter() - begun
 

@@ -1,41 +1,37 @@
-"""OpenVINO GenAI as a peer: run by the Python of its own environment, see ``../peers.py``.
+"""OpenVINO GenAI as a peer: continuous batching, its own default precision for this CPU.
 
-Reads one JSON object a line (``ids``: rows of equal length, ``new_tokens``) and answers each with its seconds.
+``python openvino_worker.py MODEL.gguf`` in its own environment, see ``serving.py``.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import time
 from typing import Any
+
+from serving import serve, take_stdout
 
 
 def main() -> None:
-    """``python openvino_worker.py MODEL.gguf``."""
+    """Load and serve."""
+    answers = take_stdout()
     import numpy as np
     import openvino
     import openvino_genai
 
     scheduler = openvino_genai.SchedulerConfig()
-    scheduler.cache_size, scheduler.max_num_batched_tokens = 1, 512
-    answers = os.fdopen(os.dup(1), "w")  # the library prints to standard output
-    os.dup2(2, 1)
+    scheduler.cache_size, scheduler.max_num_batched_tokens = 2, 512
     pipeline: Any = openvino_genai.LLMPipeline(sys.argv[1], "CPU", scheduler_config=scheduler)
-    print(json.dumps({"ready": openvino.__version__}), file=answers, flush=True)
-    for line in sys.stdin:
-        job = json.loads(line)
+    said = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT")
+
+    def generate(ids: list[list[int]], new_tokens: int) -> list[int]:
         options = openvino_genai.GenerationConfig()
-        options.max_new_tokens = options.min_new_tokens = job["new_tokens"]
+        options.max_new_tokens = options.min_new_tokens = new_tokens
         options.ignore_eos, options.do_sample = True, False
-        rows = np.asarray(job["ids"], np.int64)
+        rows = np.asarray(ids, np.int64)
         inputs = openvino_genai.TokenizedInputs(openvino.Tensor(rows), openvino.Tensor(np.ones_like(rows)))
-        begun = time.perf_counter()
-        made = pipeline.generate(inputs, options).tokens
-        seconds = time.perf_counter() - begun
-        assert [len(row) for row in made] == [job["new_tokens"]] * len(rows)
-        print(json.dumps({"seconds": seconds}), file=answers, flush=True)
+        return [len(row) for row in pipeline.generate(inputs, options).tokens]
+
+    serve(answers, openvino_genai.__version__, f"the file's weights, computes in {said}", generate)
 
 
 if __name__ == "__main__":
