@@ -1,21 +1,24 @@
 """How much of a step is not the step: host, policy, allocator, sampler and text beside the call that runs the model.
 
-    python benchmarks/engine_share.py [--rows 1 16] [--depth 1 2] [--new-tokens 128] [--threads N] [--set KEY=VALUE]
+    python benchmarks/engine_share.py [--rows 1 16] [--waiting 0] [--depth 1 2] [--new-tokens 128] [--threads N]
+        [--set KEY=VALUE] [--json FILE]
 
-The whole engine decodes so many requests at once; from one call of the network to the next is a period, and what the
-call itself does not fill is overhead.  Medians over the steps in which every request has one token; of ``sampling``
-and of the rest.
+The whole engine decodes so many requests at once while ``--waiting`` others wait for their turn; from one call of the
+network to the next is a period, and what the call itself does not fill is overhead.  Medians over the steps in which
+every running request has one token, in milliseconds; ``sampling`` and the rest of the overhead apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
 import time
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from throughput import ask, prompts
 
@@ -24,8 +27,17 @@ from mainspring.plugins.config_file import load
 from mainspring.plugins.executors.native import NativeExecutor
 
 
-def watch(calls: list[tuple[int, float, float, float]]) -> None:
-    """From now on native executors note (tokens, begin, end of the network's call, end of the execution)."""
+class Call(NamedTuple):
+    """One step: tokens; begin and end of the network's call and end of the execution, in seconds."""
+
+    tokens: int
+    begun: float
+    ended: float
+    sampled: float
+
+
+def watch(calls: list[Call]) -> None:
+    """From now on native executors note their calls."""
     execute = NativeExecutor.execute
 
     def watched(self: NativeExecutor, launch: Any, sample: Any) -> Any:
@@ -44,44 +56,64 @@ def watch(calls: list[tuple[int, float, float, float]]) -> None:
             result = execute(self, launch, sample)
         finally:
             network.forward = forward  # type: ignore[method-assign]
-        calls.extend((*one, time.perf_counter()) for one in seen)
+        calls.extend(Call(*one, time.perf_counter()) for one in seen)
         return result
 
     NativeExecutor.execute = watched  # type: ignore[method-assign]
 
 
-async def measure(args: argparse.Namespace, rows: int, depth: int, calls: list[Any]) -> str:
-    """One line of the table."""
-    overrides = [f"executor.threads={args.threads}", f"scheduler.depth={depth}", "executor.use=native", "journal.path="]
+async def measure(args: argparse.Namespace, rows: int, waiting: int, depth: int, calls: list[Call]) -> dict[str, float]:
+    """Milliseconds of a step's parts."""
+    overrides = [f"executor.threads={args.threads}", f"scheduler.depth={depth}", "executor.use=native", "journal.path=",
+                 f"scheduler.max_running={rows}", "scheduler.max_waiting=100000"]  # fmt: skip
     async with Engine(load(None, [*overrides, *args.set]).config) as engine:
         await asyncio.gather(*(ask(engine, ids, 4) for ids in prompts(rows, 16)))
+        running = asyncio.gather(*(ask(engine, ids, args.new_tokens) for ids in prompts(rows, args.prompt_tokens)))
+        await asyncio.sleep(0.01)  # these come first
+        others = [asyncio.create_task(ask(engine, [1] * 16, 1)) for _ in range(waiting)]
+        await asyncio.sleep(0.1)
         calls.clear()
-        await asyncio.gather(*(ask(engine, ids, args.new_tokens) for ids in prompts(rows, args.prompt_tokens)))
-    pairs = [(a, b) for a, b in pairwise(calls) if a[0] == b[0] == rows]
-    period = statistics.median(b[1] - a[1] for a, b in pairs)
-    call = statistics.median(a[2] - a[1] for a, _ in pairs)
-    behind = statistics.median(a[3] - a[2] for a, _ in pairs)
-    share = statistics.median(1 - (a[2] - a[1]) / (b[1] - a[1]) for a, b in pairs)
-    cells = [f"{1e3 * value:.3f}" for value in (period, call, behind, period - call - behind)]
-    return f"| {rows} | {depth} | " + " | ".join(cells) + f" | {100 * share:.1f} % |"
+        await running
+        known = calls[:]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+    pairs = [(a, b) for a, b in pairwise(known) if a.tokens == b.tokens == rows]
+    parts = {
+        "period": statistics.median(b.begun - a.begun for a, b in pairs),
+        "call": statistics.median(a.ended - a.begun for a, _ in pairs),
+        "sampling": statistics.median(a.sampled - a.ended for a, _ in pairs),
+        "share": statistics.median(1 - (a.ended - a.begun) / (b.begun - a.begun) for a, b in pairs) / 1e3,
+    }
+    return {"rows": rows, "waiting": waiting, "depth": depth} | {name: 1e3 * part for name, part in parts.items()}
 
 
 def main() -> None:
     """Parse, measure, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--waiting", type=int, nargs="+", default=[0])
     parser.add_argument("--depth", type=int, nargs="+", choices=(1, 2), default=[1, 2])
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for mainspring")
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    calls: list[Any] = []
+    calls: list[Call] = []
     watch(calls)
-    print("ms by step\n| rows | depth | period | call | sampling | other | overhead |\n|---|---|---|---|---|---|---|")
+    print("| rows | waiting | depth | step | call | sampling | other | overhead |\n|---|---|---|---|---|---|---|---|")
+    found = []
     for depth in args.depth:
         for rows in args.rows:
-            print(asyncio.run(measure(args, rows, depth, calls)), flush=True)
+            for waiting in args.waiting:
+                found.append(made := asyncio.run(measure(args, rows, waiting, depth, calls)))
+                other = made["period"] - made["call"] - made["sampling"]
+                cells = [f"{value:.3f}" for value in (made["period"], made["call"], made["sampling"], other)]
+                print(f"| {rows} | {waiting} | {depth} | " + " | ".join(cells) + f" | {100 * made['share']:.1f} % |",
+                      flush=True)  # fmt: skip
+    if args.json:
+        args.json.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

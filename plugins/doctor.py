@@ -20,6 +20,7 @@ from ..core.errors import MainspringError
 from ..core.registry import Registry
 from .chosen import check, chosen
 from .executors import native_build
+from .executors.memory import available_bytes
 from .executors.native_build import CannotBuild, best_instruction_set, library_path
 from .folders import cache_folder, journal_folder
 from .models.checkpoint import open_model
@@ -89,31 +90,14 @@ def model(path: str) -> tuple[Finding, int]:
     return Finding("model", "ok", f"{checkpoint.format}, {_size(num_bytes)}, {checkpoint.path}"), num_bytes
 
 
-def memory(need: int, free: int | None) -> Finding:
+def memory(need: int, free: int) -> Finding:
     """``free`` bytes of memory against ``need``, the size of the model's files."""
-    if free is None:
-        return Finding("memory", "warn", "this system does not say how much is free", "watch the first start")
     detail = f"{_size(free)} free, the model's files take {_size(need)}"
     if free < need:
         return Finding("memory", "fail", detail, "free some memory, or serve a smaller model (model.path)")
     if free < need + _HEADROOM_BYTES:
         return Finding("memory", "warn", detail, "little is left for the KV cache: free some memory")
     return Finding("memory", "ok", detail)
-
-
-def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that this process could still take: of the machine, or of its control group if that is less."""
-    try:
-        fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
-    try:
-        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
-        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
-        return free if limit == "max" else min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        return free
 
 
 def writable(check: str, folder: Path | None, key: str) -> Finding:
@@ -212,7 +196,7 @@ def examine(load: Callable[[], tuple[Config, str]]) -> Iterator[Finding]:
     yield plugins(config, where)
     finding, num_bytes = model(config.model.path)
     yield finding
-    yield memory(num_bytes, free_memory())
+    yield memory(num_bytes, available_bytes())
     yield writable("cache", cache_folder(), "XDG_CACHE_HOME")
     yield writable("journal", journal_folder(config.journal), "journal.path")
     yield port(config.server.host, config.server.port)

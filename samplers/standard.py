@@ -46,7 +46,7 @@ from ..core.hookspecs import Register, hookimpl
 from ..core.messages import Message, SamplingParams, StepGrant, StepLaunch
 from ..core.policy import SampleOutput, SamplerContext
 from .plan import NAN, NEGATIVE, POSITIVE, ParamTable, SamplingPlan
-from .stages import ORDER, Cut, Prefix, RowParams, TopK, argmax, ban, chunks, draw
+from .stages import ORDER, Cut, Prefix, RowParams, TopK, argmax, ban, chunks, draw, on_cpu
 
 #: Leading tokens looked at first; the few rows that need more look at the whole vocabulary.
 _WIDTH = 256
@@ -142,6 +142,10 @@ class StandardSampler:
             return SampleOutput([], [])
         if plan.has_bans:
             ban(logits, _to(logits, plan.banned_rows), _to(logits, plan.banned_ids))
+        if plan.all_greedy and on_cpu(logits):  # most steps: tensor operations on a few numbers would cost more
+            best = argmax(logits).numpy()
+            if np.isfinite(logits.numpy()[np.arange(len(best)), best]).all():
+                return SampleOutput(best.tolist(), [])
         ids, status = [0] * len(plan), [_OPEN] * len(plan)
 
         def book(rows: list[int], parts: list[Tensor]) -> None:

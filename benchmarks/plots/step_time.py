@@ -1,58 +1,119 @@
-"""Step time against rows as an SVG, from what ``native_kernels.py --json FILE`` wrote.
+"""Step time against rows, context length and waiting requests, as SVG files.
 
-    python benchmarks/plots/step_time.py FILE OUT.svg
+    python benchmarks/plots/step_time.py FOLDER --steps FILE [--waiting FILE]
 
-Both axes are logarithmic.  The dashed line under each format is the time in which its weights are read once.
+``--steps`` is what ``native_kernels.py --json FILE`` wrote and gives ``native_rows.svg`` and ``native_contexts.svg``;
+``--waiting`` is what ``engine_share.py --json FILE`` wrote and gives ``native_waiting.svg``.  Axes are logarithmic.
+Dashed: the floor of that format, the time in which the machine read what the step has to read in the same run.
+Colours follow the reader's light or dark page.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import sys
+import statistics
 from pathlib import Path
+from typing import NamedTuple
 
-WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 640, 400, 56, 16, 110, 40
-COLOURS = ("#888888", "#1b6ca8", "#5aa469", "#c0392b", "#e08e0b", "#7d3c98")
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 640, 360, 56, 16, 120, 44
+#: On a light page, on a dark one.
+COLOURS = (("#777777", "#9a9a9a"), ("#1b6ca8", "#6db3e8"), ("#3c8d4a", "#7fd08d"), ("#c0392b", "#ff8a7a"),
+           ("#b36b00", "#f0b454"), ("#7d3c98", "#c79be0"))  # fmt: skip
 
 
-def draw(steps: dict[str, dict[str, list[float]]], floors: dict[str, float]) -> str:
-    """``steps``: "N rows" -> format -> milliseconds."""
-    rows = sorted(int(title.split()[0]) for title in steps if title.endswith(" rows"))
-    least = {name: [min(steps[f"{count} rows"][name]) for count in rows] for name in steps[f"{rows[0]} rows"]}
-    low = min([*floors.values(), *(min(line) for line in least.values())]) * 0.8
-    high = max(max(line) for line in least.values()) * 1.2
+class Line(NamedTuple):
+    """A curve: ``points`` by place on the axis, and ``floor`` likewise, perhaps empty."""
 
-    def x(count: float) -> float:
-        share = math.log(count / rows[0]) / math.log(rows[-1] / rows[0])
+    name: str
+    points: dict[float, float]
+    floor: dict[float, float]
+
+
+def draw(lines: list[Line], axis: str) -> str:
+    """The chart; milliseconds upwards."""
+    places = sorted({at for line in lines for at in line.points})
+    values = [value for line in lines for value in (*line.points.values(), *line.floor.values())]
+    low, high = min(values) * 0.8, max(values) * 1.2
+
+    def x(at: float) -> float:
+        first = math.log(max(places[0], 0.5))
+        share = (math.log(max(at, 0.5)) - first) / (math.log(places[-1]) - first)
         return LEFT + share * (WIDTH - LEFT - RIGHT)
 
     def y(value: float) -> float:
         return TOP + math.log(high / value) / math.log(high / low) * (HEIGHT - TOP - BOTTOM)
 
+    def path(points: dict[float, float]) -> str:
+        return " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in sorted(points.items()))
+
+    style = ["text{fill:#333}.grid{stroke:#ddd}", "@media(prefers-color-scheme:dark){text{fill:#ccc}.grid{stroke:#444}"]
+    for index, pair in enumerate(COLOURS):
+        for which, colour in enumerate(pair):
+            style[which] += f".c{index}{{stroke:{colour}}}text.c{index}{{fill:{colour};stroke:none}}"
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12"'
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" {view}>']
-    out.append(f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>')
-    for value in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" {view}><style>{style[0]}{style[1]}}}</style>']
+    for value in (10**power * digit for power in range(-1, 5) for digit in (1, 2, 5)):
         if low <= value <= high:
-            out.append(f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}" stroke="#e5e5e5"/>')
-            out.append(f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>')
-    below = HEIGHT - BOTTOM + 18
-    out += [f'<text x="{x(count):.1f}" y="{below}" text-anchor="middle">{count}</text>' for count in rows]
-    for colour, (name, line) in zip(COLOURS, least.items(), strict=False):
-        points = " ".join(f"{x(count):.1f},{y(value):.1f}" for count, value in zip(rows, line, strict=True))
-        out.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        out.append(f'<text x="{WIDTH - RIGHT + 6}" y="{y(line[-1]) + 4:.1f}" fill="{colour}">{name}</text>')
-        if name in floors:
-            at = f"{y(floors[name]):.1f}"
-            out.append(f'<path d="M{LEFT} {at}H{LEFT + 90}" stroke="{colour}" stroke-dasharray="4 3"/>')
-    out.append(f'<text x="{(WIDTH - RIGHT + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">rows in the step</text>')
-    out.append(
-        f'<text x="14" y="{HEIGHT / 2}" transform="rotate(-90 14 {HEIGHT / 2})" text-anchor="middle">ms</text></svg>'
-    )
+            out.append(f'<path class="grid" d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}"/>')
+            out.append(f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>')
+    below = HEIGHT - BOTTOM + 16
+    out += [f'<text x="{x(at):.1f}" y="{below}" text-anchor="middle">{at:g}</text>' for at in places]
+    names = sorted((y(line.points[max(line.points)]), index) for index, line in enumerate(lines))
+    put = 0.0
+    for want, index in names:  # names beside the ends of their lines, never on top of each other
+        put = max(want + 4, put + 14)
+        out.append(f'<text class="c{index}" x="{WIDTH - RIGHT + 6}" y="{put:.1f}">{lines[index].name}</text>')
+    for index, line in enumerate(lines):
+        out.append(f'<polyline class="c{index}" points="{path(line.points)}" fill="none" stroke-width="2"/>')
+        if line.floor:
+            dashes = 'fill="none" stroke-dasharray="4 3"'
+            out.append(f'<polyline class="c{index}" points="{path(line.floor)}" {dashes}/>')
+    middle = (WIDTH - RIGHT + LEFT) / 2
+    out.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{axis}</text>')
+    out.append(f'<text transform="translate(14 {HEIGHT / 2}) rotate(-90)" text-anchor="middle">ms</text></svg>')
     return "\n".join(out) + "\n"
 
 
+def of_steps(read: list[dict[str, object]], key: str) -> list[Line]:
+    """Curves over ``key`` of the steps that differ in nothing else."""
+    other = "context" if key == "rows" else "rows"
+    fixed = statistics.mode(point[other] for point in read)
+    chosen = [point for point in read if point["count"] == 1 and point[other] == fixed]
+    lines: dict[str, Line] = {}
+    for point in chosen:
+        for name, times in point["ms"].items():  # type: ignore[attr-defined]
+            line = lines.setdefault(name, Line(name, {}, {}))
+            line.points[point[key]] = statistics.median(times["step"])  # type: ignore[index]
+            if times["floor"] and name in ("fp32", "auto"):
+                line.floor[point[key]] = statistics.median(times["floor"])  # type: ignore[index]
+    return list(lines.values())
+
+
+def main() -> None:
+    """Draw what there are figures for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=Path)
+    parser.add_argument("--waiting", type=Path)
+    args = parser.parse_args()
+    if args.steps:
+        read = json.loads(args.steps.read_text())
+        decoding = [point for point in read if point["count"] == 1]
+        alone = [point for point in decoding if point["rows"] == 1]
+        (args.folder / "native_rows.svg").write_text(draw(of_steps(decoding, "rows"), "rows in the step"))
+        (args.folder / "native_contexts.svg").write_text(draw(of_steps(alone, "context"), "context of one row, tokens"))
+    if args.waiting:
+        read = json.loads(args.waiting.read_text())
+        lines = []
+        for rows in sorted({point["rows"] for point in read}):
+            own = [point for point in read if point["rows"] == rows]
+            for part in ("period", "call"):
+                points = {point["waiting"]: point[part] for point in own}
+                lines.append(Line(f"{rows} rows, {'whole step' if part == 'period' else 'the model'}", points, {}))
+        (args.folder / "native_waiting.svg").write_text(draw(lines, "waiting requests"))
+
+
 if __name__ == "__main__":
-    read = json.loads(Path(sys.argv[1]).read_text())
-    Path(sys.argv[2]).write_text(draw(read["steps"], read["floors"]))
+    main()

@@ -29,8 +29,8 @@ def choose(config: Config) -> tuple[Executor, str]:
         return CupyExecutor(None, config), f"auto chose cupy ({torch.cuda.get_device_name(0)})"
     no_kernels = native_trouble(model)
     if no_kernels is None:
-        return NativeExecutor(None, config), f"auto chose native (not cupy: {no_device})"
-    return TorchExecutor(None, config), f"auto chose torch (not native: {no_kernels}; not cupy: {no_device})"
+        return NativeExecutor(None, config, model), f"auto chose native (not cupy: {no_device})"
+    return TorchExecutor(None, config, model), f"auto chose torch (not native: {no_kernels}; not cupy: {no_device})"
 
 
 class AutoExecutor:

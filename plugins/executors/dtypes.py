@@ -25,8 +25,9 @@ NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KV_NAMES = {**NAMES, "fp16": torch.float16, "int8": torch.int8}
 #: Activations and weights where fp16 is as fast as bf16: on a graphics processor.
 DEVICE_NAMES = {**NAMES, "fp16": torch.float16}
+_TEXTS = {dtype: name for name, dtype in KV_NAMES.items()}
 SCALE = torch.float32
-#: What only the native kernels offer: grouped weights, and 8-bit activations for those of 4 bits.
+#: What only the native kernels offer: grouped weights, and 8-bit activations for those.
 NATIVE_WEIGHTS, NATIVE_DTYPES = ("q8", "q4"), ("fast",)
 
 
@@ -45,14 +46,13 @@ class Formats:
 
     def describe(self) -> str:
         """For people, for instance ``weights fp32, activations fp32, KV fp32``."""
-        name = {dtype: text for text, dtype in KV_NAMES.items()}
-        return f"weights {name[self.weights]}, activations {name[self.compute]}, KV {name[self.kv]}"
+        return f"weights {_TEXTS[self.weights]}, activations {_TEXTS[self.compute]}, KV {_TEXTS[self.kv]}"
 
 
 @dataclass(frozen=True, slots=True)
 class NativeFormats(Formats):
     """``kept``: ``file`` (as stored there), ``fp32``, ``bf16``, ``q8`` or ``q4``; ``fast``: 8-bit activations for
-    4-bit weights."""
+    grouped weights."""
 
     kept: str
     fast: bool
@@ -70,8 +70,7 @@ class NativeFormats(Formats):
         """For people, for instance ``weights as in the file, activations 16 bits where grouped, KV fp32``."""
         weights = "as in the file" if self.kept == "file" else self.kept
         grouped = f"{'8' if self.fast else '16'} bits where grouped"
-        kv = next(text for text, dtype in KV_NAMES.items() if dtype == self.kv)
-        return f"weights {weights}, activations {'fp32' if self.numbers else grouped}, KV {kv}"
+        return f"weights {weights}, activations {'fp32' if self.numbers else grouped}, KV {_TEXTS[self.kv]}"
 
 
 def resolve(config: ExecutorConfig, native_bf16: bool, names: Mapping[str, torch.dtype] = NAMES) -> Formats:

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import torch
 
-from ..models.cache import Read, load_weights
+from ..models.cache import load_weights
 from ..models.checkpoint import Checkpoint
 from ..models.config import LlamaConfig
-from ..models.llama import Llama, check_repeated_head
+from ..models.llama import Llama, Read, check_repeated_head
 from ..settings import Config
 from . import memory
 from .batch import Limits, StepBatch

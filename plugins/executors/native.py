@@ -11,7 +11,7 @@ import torch
 from ...core.hookspecs import Register, hookimpl
 from ...core.policy import ExecutorInfo
 from ..models.cache import load_weights
-from ..models.checkpoint import Checkpoint, open_model
+from ..models.checkpoint import Checkpoint
 from ..models.config import LlamaConfig
 from ..models.foreign import ForeignFolder
 from ..models.gguf_header import TYPES_BY_NAME
@@ -40,8 +40,9 @@ class NativeExecutor(TorchExecutor):
     def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
         """See ``TorchExecutor.load``."""
         config = self.config
-        opened = open_model(config.model.path)
+        opened = self.take_model()
         if isinstance(opened, ForeignFolder):
+            self._opened = opened
             progress(f"the native kernels run this package's own families: {opened.path.name} runs on torch")
             return super().load(progress)
         formats = resolve_native(config.executor)
@@ -49,6 +50,7 @@ class NativeExecutor(TorchExecutor):
             kind = best_instruction_set()
             library = native_abi.load(build(kind, progress))
         except (CannotBuild, OSError) as error:
+            self._opened = opened
             progress(f"no native kernels: {error}; torch runs the model")
             return super().load(progress)
         threads = config.executor.threads or usable_cores()

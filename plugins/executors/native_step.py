@@ -16,6 +16,7 @@ class NativeNetwork:
 
     def __init__(self, model: Llama, ops: NativeOps) -> None:
         self.model, self.ops = model, ops
+        model.head.struct.int8_activations = 0  # its results are the logits themselves
         config = model.config
         layers = (abi.Layer * config.num_layers)()
         for index, layer in enumerate(model.layers):

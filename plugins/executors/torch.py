@@ -12,7 +12,7 @@ from ...core.errors import EngineFault
 from ...core.hookspecs import Register, hookimpl
 from ...core.messages import StepLaunch, StepResult
 from ...core.policy import ExecutorInfo, SampleOutput
-from ..models.checkpoint import open_model
+from ..models.checkpoint import Checkpoint, open_model
 from ..models.foreign import ForeignFolder
 from ..settings import Config
 from .batch import StepBatch, build
@@ -27,8 +27,9 @@ from .packed_linear import has_bf16_instructions
 class TorchExecutor:
     """Implements ``core.policy.Executor`` for CPUs.  Everything runs on the caller's one thread."""
 
-    def __init__(self, options: Any, config: Config) -> None:
-        self.config = config
+    def __init__(self, options: Any, config: Config, opened: Checkpoint | ForeignFolder | None = None) -> None:
+        """``opened``: the configured model, if somebody has opened it already; let go of once it is loaded."""
+        self.config, self._opened = config, opened
         self._loaded: Loaded | None = None
         self._last_ids: dict[str, int] = {}
 
@@ -38,13 +39,18 @@ class TorchExecutor:
         formats = resolve(config.executor, has_bf16_instructions())
         threads = config.executor.threads or usable_cores()
         torch.set_num_threads(threads)
-        opened = open_model(config.model.path)
+        opened = self.take_model()
         if isinstance(opened, ForeignFolder):
             loaded = load_foreign(config, opened, formats, progress)
         else:
             loaded = load_family(config, opened, formats, progress)
         self._loaded = loaded
         return self.info(loaded, f"torch {torch.__version__}, {threads} threads", formats)
+
+    def take_model(self) -> Checkpoint | ForeignFolder:
+        """The opened model, for the one load there is.  Raises ConfigError."""
+        opened, self._opened = self._opened or open_model(self.config.model.path), None
+        return opened
 
     def info(self, loaded: Loaded, where: str, formats: Formats) -> ExecutorInfo:
         """What the engine is told; ``where`` it runs is for people."""

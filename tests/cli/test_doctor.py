@@ -75,22 +75,10 @@ def test_the_default_model_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("need", "free", "state"),
-    [(GIB, 8 * GIB, "ok"), (GIB, 2 * GIB - 1, "warn"), (GIB, GIB - 1, "fail"), (GIB, None, "warn")],
+    [(GIB, 8 * GIB, "ok"), (GIB, 2 * GIB - 1, "warn"), (GIB, GIB - 1, "fail")],
 )
-def test_memory(need: int, free: int | None, state: str) -> None:
+def test_memory(need: int, free: int, state: str) -> None:
     assert doctor.memory(need, free).state == state
-
-
-def test_free_memory_is_the_lesser_of_machine_and_control_group(tmp_path: Path) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 100 kB\nMemAvailable:  64 kB\n")
-    assert doctor.free_memory(meminfo, tmp_path) == 64 * 1024
-    (tmp_path / "memory.max").write_text("50000\n")
-    (tmp_path / "memory.current").write_text("20000\n")
-    assert doctor.free_memory(meminfo, tmp_path) == 30000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert doctor.free_memory(meminfo, tmp_path) == 64 * 1024
-    assert doctor.free_memory(tmp_path / "nowhere", tmp_path) is None
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

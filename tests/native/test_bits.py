@@ -47,6 +47,7 @@ FORMATS = [
     ("q8", False, torch.float16),
     ("q4", False, torch.float32),
     ("q4", True, torch.int8),
+    ("q8", True, torch.float32),
 ]
 LENGTHS = (1, 7, 64, 65, 300, 700)
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.executors.architectures import write_tiny
 from tests.native_kernels import native_library
 
 from mainspring.core.config import ExecutorConfig
@@ -121,6 +122,18 @@ def test_without_a_compiler_torch_runs_the_model_and_one_line_says_so(
     executor.close()
     assert info.detail.startswith("torch ")
     assert [line for line in said if "native" in line and text in line and "torch runs" in line]
+
+
+@pytest.mark.slow
+def test_another_family_runs_on_torch_and_one_line_says_so(tmp_path: Path) -> None:
+    native_library()  # skips without a compiler
+    write_tiny(tmp_path / "other", "GPT2LMHeadModel")
+    said: list[str] = []
+    executor = NativeExecutor(None, Config(model=ModelConfig(path=str(tmp_path / "other"))))
+    info = executor.load(said.append)
+    executor.close()
+    assert info.detail.startswith("torch ")
+    assert "the native kernels run this package's own families: other runs on torch" in said
 
 
 def test_auto_without_kernels_names_the_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ struct Segment {                    // some outputs of a matrix, in one format
 
 struct Linear {                     // y = x W^T (+ bias)
     const Segment *segments;
-    int32_t num_segments, outputs, inputs, int8_activations;    // the last: for the 4-bit segments
+    int32_t num_segments, outputs, inputs, int8_activations;    // the last: for the grouped segments
 };
 
 struct Table {                      // embeddings as they came

@@ -176,8 +176,9 @@ public:
             a.scale16 = (float *)(a.words16 + words / 2), a.sum16 = a.scale16 + scales;
         }
         if (a.need & WORDS8) {
-            a.words8 = words8.get<int32_t>(words / 4 + 2 * scales);
-            a.scale8 = (float *)(a.words8 + words / 4), a.sum8 = a.scale8 + scales;
+            a.words8 = words8.get<int32_t>(words / 4 + 4 * scales);
+            a.halves8 = a.words8 + words / 4;
+            a.scale8 = (float *)(a.halves8 + 2 * scales), a.sum8 = a.scale8 + scales;
         }
         return a;
     }

@@ -41,6 +41,15 @@ static inline Sum8 dot8(Sum8 acc, vi w, vi x) {
     return acc;
 }
 static inline vi total8(Sum8 acc) { return (vi)_mm256_madd_epi16((__m256i)acc, _mm256_set1_epi16(1)); }
+// The same for signed 8-bit weights, exact in 32 bits: a pair is at most 2 * 128 * 127 = 32,512.
+constexpr int OFFSET8 = 0;
+static inline vi signed8(vi w) { return w; }
+static inline vi dot8_signed(vi acc, vi w, vi x) {
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)w), _mm256_sign_epi8((__m256i)x, (__m256i)w));
+    acc = (vi)_mm256_add_epi32((__m256i)acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    asm("" : "+x"(acc));
+    return acc;
+}
 #endif
 
 // v[j] and v[j + 4] of 8 integers within 16 bits -> 4 words.

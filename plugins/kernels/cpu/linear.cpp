@@ -1,11 +1,11 @@
 // Tiles of R rows times one panel, for each format.  See linear.hpp for the layout.
 #include "linear.hpp"
+#include <type_traits>
 #include <utility>
 
 namespace ms {
 
 constexpr int MOST_ROWS = ROWS_FLOAT32;             // of all formats
-
 
 static inline void finish(const Segment &s, const Out &out, int row, int panel, vf v0, vf v1) {
     int column = panel * PANEL, valid = s.outputs - column;
@@ -66,7 +66,9 @@ static void dense_tile(const Segment &s, const Activations &a, int row, int pane
     for (int r = 0; r < R; r++) finish(s, out, row + r, panel, c[r][0], c[r][1]);
 }
 
-static inline vi pair_of_nibbles(vi word, int j) { return (vi)((vh)word >> (4 * j)) & 0x000f000f; }
+static inline vi pair_of_nibbles(vi word, int j) {
+    return j == 3 ? (vi)((vh)word >> 12) : (vi)((vh)word >> (4 * j)) & 0x000f000f;
+}
 static inline vi pair_of_bytes(vi word, int j) { return j ? (vi)((vs)word >> 8) : (vi)((vs)((vh)word << 8) >> 8); }
 
 template <int FORMAT, int R>
@@ -88,10 +90,10 @@ static void grouped_tile(const Segment &s, const Activations &a, int row, int pa
                 const char *words = w + k * STEP * 2 * VECTOR;
 #pragma GCC unroll 4
                 for (int j = 0; j < 4; j++) {
-                    const char *at = words + (BITS == 4 ? 0 : j / 2 * 2 * VECTOR);
+                    const char *at = words + (BITS == 4 ? 0 : j % 2 * 2 * VECTOR);
                     vi w0 = load_words(at), w1 = load_words(at + VECTOR);
-                    w0 = BITS == 4 ? pair_of_nibbles(w0, j) : pair_of_bytes(w0, j % 2);
-                    w1 = BITS == 4 ? pair_of_nibbles(w1, j) : pair_of_bytes(w1, j % 2);
+                    w0 = BITS == 4 ? pair_of_nibbles(w0, j) : pair_of_bytes(w0, j / 2);
+                    w1 = BITS == 4 ? pair_of_nibbles(w1, j) : pair_of_bytes(w1, j / 2);
 #pragma GCC unroll 12
                     for (int r = 0; r < R; r++) {
                         vi b = set1(x(r, (size_t)g * (GROUP / 2) + k * 4 + j));
@@ -118,39 +120,61 @@ static void grouped_tile(const Segment &s, const Activations &a, int row, int pa
     for (int r = 0; r < R; r++) finish(s, out, row + r, panel, f[r][0], f[r][1]);
 }
 
+// Four inputs a lane at word `k`, half `j`: inputs 8 k + j, + 2, + 4, + 6.
+template <int BITS> static inline vi four(const char *w, int k, int j) {
+    if (BITS == 4) return (vi)((vh)load_words(w + k * 2 * VECTOR) >> (4 * j)) & 0x0f0f0f0f;
+    return signed8(load_words(w + (2 * k + j) * 2 * VECTOR));
+}
+
 template <int FORMAT, int R>
 static void grouped8_tile(const Segment &s, const Activations &a, int row, int panel, const Out &out) {
-    constexpr bool HALF = FORMAT == Q4_HALF;
+    constexpr int BITS = FORMAT == Q4_HALF || FORMAT == Q4_FLOAT ? 4 : 8, PARTS = FORMAT == Q8_FLOAT16 ? 2 : 1;
+    constexpr bool HALF = FORMAT == Q4_HALF || FORMAT == Q8_HALF;
+    using Sums = std::conditional_t<BITS == 4, Sum8, vi>;
     int groups = a.groups;
     size_t bytes = group_bytes(FORMAT), stride = (size_t)groups * (GROUP / 4);
     const char *w = (const char *)s.weights + panel_bytes(FORMAT, s.inputs) * panel;
-    Rows<int32_t, R> x(a.words8 + row * stride, stride);
+    Rows<int32_t, R> x(a.words8 + row * stride, stride), halves(a.halves8 + (size_t)row * groups * 2, (size_t)groups * 2);
     Rows<float, R> scale(a.scale8 + (size_t)row * groups, groups), total(a.sum8 + (size_t)row * groups, groups);
     vf f[R][2] = {};
     for (int g = 0; g < groups; g++, w += bytes) {
-        Sum8 c[R][2] = {};
-#pragma GCC unroll 1
-        for (int k = 0; k < 4; k++) {
-            vi word0 = load_words(w + k * 2 * VECTOR), word1 = load_words(w + k * 2 * VECTOR + VECTOR);
-#pragma GCC unroll 2
-            for (int j = 0; j < 2; j++) {
-                vi w0 = (vi)((vh)word0 >> (4 * j)) & 0x0f0f0f0f, w1 = (vi)((vh)word1 >> (4 * j)) & 0x0f0f0f0f;
-#pragma GCC unroll 12
+        const char *d = w + GROUP * PANEL * BITS / 8;
+        for (int part = 0; part < PARTS; part++) {
+            Sums c[R][2] = {};
+            if (BITS == 8 && OFFSET8)
                 for (int r = 0; r < R; r++) {
-                    vi b = set1(x(r, (size_t)g * (GROUP / 4) + k * 2 + j));
-                    c[r][0] = dot8(c[r][0], w0, b), c[r][1] = dot8(c[r][1], w1, b);
+                    int32_t sum = PARTS == 2 ? halves(r, 2 * g + part) : halves(r, 2 * g) + halves(r, 2 * g + 1);
+                    c[r][0] = c[r][1] = (Sums)set1(-OFFSET8 * sum);
                 }
+#pragma GCC unroll 1
+            for (int k = part * 4 / PARTS; k < (part + 1) * 4 / PARTS; k++)
+#pragma GCC unroll 2
+                for (int j = 0; j < 2; j++) {
+                    vi w0 = four<BITS>(w, k, j), w1 = four<BITS>(w + VECTOR, k, j);
+#pragma GCC unroll 12
+                    for (int r = 0; r < R; r++) {
+                        vi b = set1(x(r, (size_t)g * (GROUP / 4) + k * 2 + j));
+                        if constexpr (BITS == 4) c[r][0] = dot8(c[r][0], w0, b), c[r][1] = dot8(c[r][1], w1, b);
+                        else c[r][0] = dot8_signed(c[r][0], w0, b), c[r][1] = dot8_signed(c[r][1], w1, b);
+                    }
+                }
+            vf d0 = HALF ? load_half(d) : load((const float *)d + part * PANEL);
+            vf d1 = HALF ? load_half(d + 2 * LANES) : load((const float *)d + part * PANEL + LANES);
+            for (int r = 0; r < R; r++) {
+                float xs = scale(r, g);
+                vi t0, t1;
+                if constexpr (BITS == 4) t0 = total8(c[r][0]), t1 = total8(c[r][1]);
+                else t0 = c[r][0], t1 = c[r][1];
+                f[r][0] = fma(to_float(t0), d0 * xs, f[r][0]), f[r][1] = fma(to_float(t1), d1 * xs, f[r][1]);
             }
         }
-        const char *d = w + GROUP * PANEL / 2;
-        vf d0 = HALF ? load_half(d) : load((const float *)d), d1 = HALF ? load_half(d + 2 * LANES) : load((const float *)d + LANES);
-        vf m0 = HALF ? load_half(d + 2 * PANEL) : load((const float *)d + PANEL);
-        vf m1 = HALF ? load_half(d + 2 * PANEL + 2 * LANES) : load((const float *)d + PANEL + LANES);
-        for (int r = 0; r < R; r++) {
-            float xs = scale(r, g);
-            vf xm = set1(total(r, g));
-            f[r][0] = fma(m0, xm, fma(to_float(total8(c[r][0])), d0 * xs, f[r][0]));
-            f[r][1] = fma(m1, xm, fma(to_float(total8(c[r][1])), d1 * xs, f[r][1]));
+        if (BITS == 4) {
+            vf m0 = HALF ? load_half(d + 2 * PANEL) : load((const float *)d + PANEL);
+            vf m1 = HALF ? load_half(d + 2 * PANEL + 2 * LANES) : load((const float *)d + PANEL + LANES);
+            for (int r = 0; r < R; r++) {
+                vf xm = set1(total(r, g));
+                f[r][0] = fma(m0, xm, f[r][0]), f[r][1] = fma(m1, xm, f[r][1]);
+            }
         }
     }
     for (int r = 0; r < R; r++) finish(s, out, row + r, panel, f[r][0], f[r][1]);
@@ -162,7 +186,8 @@ template <int... I> static Tile tile_for(int format, bool int8, int rows, std::i
         {dense_tile<FLOAT32, I % ROWS_FLOAT32 + 1>...}, {dense_tile<BFLOAT16, I % ROWS_BFLOAT16 + 1>...},
         {grouped_tile<Q4_HALF, I % ROWS_GROUPED + 1>...}, {grouped_tile<Q4_FLOAT, I % ROWS_GROUPED + 1>...},
         {grouped_tile<Q8_HALF, I % ROWS_GROUPED + 1>...}, {grouped_tile<Q8_FLOAT16, I % ROWS_GROUPED + 1>...},
-        {grouped8_tile<Q4_HALF, I % ROWS_GROUPED8 + 1>...}, {grouped8_tile<Q4_FLOAT, I % ROWS_GROUPED8 + 1>...}};
+        {grouped8_tile<Q4_HALF, I % ROWS_GROUPED8 + 1>...}, {grouped8_tile<Q4_FLOAT, I % ROWS_GROUPED8 + 1>...},
+        {grouped8_tile<Q8_HALF, I % ROWS_GROUPED8 + 1>...}, {grouped8_tile<Q8_FLOAT16, I % ROWS_GROUPED8 + 1>...}};
     return tiles[int8 ? format + 4 : format][rows - 1];
 }
 

@@ -4,10 +4,10 @@
 //   FLOAT32   [input][PANEL floats]          BFLOAT16  [pair of inputs][PANEL words of two]
 //   grouped   per 32 inputs the integers, then d [PANEL], then m [PANEL] where there is one
 //     4 bits  4 x [PANEL words of 8 nibbles]: nibble i of word w is input 8 w + i
-//     8 bits  8 x [PANEL words of 4 bytes]: word 2 w holds inputs 8 w + (0, 1, 4, 5), word 2 w + 1 (2, 3, 6, 7)
+//     8 bits  8 x [PANEL words of 4 bytes]: word 2 w holds inputs 8 w + (0, 2, 4, 6), word 2 w + 1 (1, 3, 5, 7)
 //
 // So a 4-bit word shifted by 4 j and masked is the pair (j, j + 4) in 16 bits, an 8-bit word gives pairs likewise, and
-// the 4-bit word masked to bytes is (0, 2, 4, 6) and (1, 3, 5, 7): the orders in which rows.hpp lays out activations.
+// the 4-bit word masked to bytes is what the 8-bit words are: the orders in which rows.hpp lays out activations.
 #pragma once
 #include "rows.hpp"
 #include "source.hpp"
@@ -32,9 +32,7 @@ static inline int panels_of(const Linear &l) {
     for (int i = 0; i < l.num_segments; i++) n += panels_of(l.segments[i]);
     return n;
 }
-static inline bool takes_int8(const Linear &l, const Segment &s) {
-    return l.int8_activations && (s.format == Q4_HALF || s.format == Q4_FLOAT);
-}
+static inline bool takes_int8(const Linear &l, const Segment &s) { return l.int8_activations && s.format > BFLOAT16; }
 static inline int need_of(const Linear &l) {
     int need = 0;
     for (int i = 0; i < l.num_segments; i++) {
@@ -76,8 +74,8 @@ static inline void put_group(char *at, int format, int j, const Group32 &g) {
     } else {
         for (int w = 0; w < 4; w++)
             for (int h = 0; h < 2; h++) {
-                const int32_t *q = g.q + w * 8 + h * 2;
-                uint8_t b[4] = {(uint8_t)q[0], (uint8_t)q[1], (uint8_t)q[4], (uint8_t)q[5]};
+                const int32_t *q = g.q + w * 8 + h;
+                uint8_t b[4] = {(uint8_t)q[0], (uint8_t)q[2], (uint8_t)q[4], (uint8_t)q[6]};
                 memcpy(word(2 * w + h), b, 4);
             }
     }

@@ -11,10 +11,11 @@ enum Need : int { FLOATS = 1, WORDS16 = 2, WORDS8 = 4 };
 
 // Activation rows as matrices read them, in each of the forms that some segment wants.  16 bits: words (q[j], q[j + 4])
 // of 8 inputs.  8 bits: words (q[0], q[2], q[4], q[6]) and (q[1], q[3], q[5], q[7]).  Both follow how nibbles come out
-// of a packed word (linear.hpp).  A group's value is scale * q; sum is scale times the sum of its q.
+// of a packed word (linear.hpp).  A group's value is scale * q; sum is scale times the sum of its q.  halves8: the sums
+// of q of each 16.
 struct Activations {
     float *floats;
-    int32_t *words16, *words8;
+    int32_t *words16, *words8, *halves8;
     float *scale16, *sum16, *scale8, *sum8;
     int need, width, groups;                        // width: floats a row, a multiple of GROUP
 };
@@ -59,6 +60,11 @@ static inline void store_activation_row(const float *v, const Activations &a, in
             uint8_t *to = (uint8_t *)(a.words8 + at * (GROUP / 4));
             for (int i = 0; i < GROUP; i += 8)
                 for (int j = 0; j < 4; j++) to[i + j] = (uint8_t)q[i + 2 * j], to[i + 4 + j] = (uint8_t)q[i + 2 * j + 1];
+            for (int half = 0; half < 2; half++) {
+                int32_t sum = 0;
+                for (int i = 0; i < GROUP / 2; i++) sum += q[half * GROUP / 2 + i];
+                a.halves8[2 * at + half] = sum;
+            }
         }
     }
 }
