@@ -126,8 +126,11 @@ def _places(rows: tuple[GrantedRow, ...], positions: Ints, limits: Limits) -> tu
         if len(row.slot_mapping) != row.count:
             raise EngineFault(f"{row.rid}: {len(row.slot_mapping)} slots for a row of {row.count}")
         tables[index, :blocks] = row.block_table[:blocks]
-        if tables[index, :blocks].min() < 0 or tables[index, :blocks].max() >= limits.num_blocks:
-            raise EngineFault(f"{row.rid}: a block outside the pool of {limits.num_blocks}: {row.block_table}")
+    used = np.arange(tables.shape[1]) < np.asarray(needed, np.int32)[:, None]
+    outside = (used & ((tables < 0) | (tables >= limits.num_blocks))).any(1)
+    if outside.any():
+        row = rows[int(outside.argmax())]
+        raise EngineFault(f"{row.rid}: a block outside the pool of {limits.num_blocks}: {row.block_table}")
     slots = np.fromiter((slot for row in rows for slot in row.slot_mapping), np.int32, positions.shape[0])
     owner = np.repeat(np.arange(len(rows)), [row.count for row in rows])
     wrong = np.flatnonzero(slots != tables[owner, positions // size] * size + positions % size)
