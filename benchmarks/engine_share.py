@@ -69,7 +69,7 @@ async def measure(args: argparse.Namespace, rows: int, waiting: int, depth: int,
     async with Engine(load(None, [*overrides, *args.set]).config) as engine:
         await asyncio.gather(*(ask(engine, ids, 4) for ids in prompts(rows, 16)))
         running = asyncio.gather(*(ask(engine, ids, args.new_tokens) for ids in prompts(rows, args.prompt_tokens)))
-        await asyncio.sleep(0.01)  # these come first
+        await asyncio.sleep(0.5)  # these come first
         others = [asyncio.create_task(ask(engine, [1] * 16, 1)) for _ in range(waiting)]
         await asyncio.sleep(0.1)
         calls.clear()

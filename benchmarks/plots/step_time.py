@@ -109,9 +109,9 @@ def main() -> None:
         lines = []
         for rows in sorted({point["rows"] for point in read}):
             own = [point for point in read if point["rows"] == rows]
-            for part in ("period", "call"):
-                points = {point["waiting"]: point[part] for point in own}
-                lines.append(Line(f"{rows} rows, {'whole step' if part == 'period' else 'the model'}", points, {}))
+            lines.append(Line(f"{rows} rows", {point["waiting"]: point["period"] for point in own}, {}))
+            beside = {point["waiting"]: point["period"] - point["call"] for point in own}
+            lines.append(Line("of it beside", beside, {}))
         (args.folder / "native_waiting.svg").write_text(draw(lines, "waiting requests"))
 
 
