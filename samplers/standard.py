@@ -142,7 +142,7 @@ class StandardSampler:
             return SampleOutput([], [])
         if plan.has_bans:
             ban(logits, _to(logits, plan.banned_rows), _to(logits, plan.banned_ids))
-        if plan.all_greedy and on_cpu(logits):  # most steps: tensor operations on a few numbers would cost more
+        if plan.greedy.all() and on_cpu(logits):  # most steps: tensor operations on a few numbers would cost more
             best = argmax(logits).numpy()
             if np.isfinite(logits.numpy()[np.arange(len(best)), best]).all():
                 return SampleOutput(best.tolist(), [])
