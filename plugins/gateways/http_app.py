@@ -207,7 +207,7 @@ class HttpApp:
         fields = call.fields()
         stream = typed(fields, "stream", bool, "true or false")
         fields.pop("stream", None)  # there is nothing else over a WebSocket
-        for name in ("generate", "stream_id"):
+        for name in ("type", "generate", "stream_id"):
             if name in fields:
                 raise ClientError("unsupported_parameter", f"{name} belongs to the WebSocket", name)
         session = ResponsesSession(

@@ -141,6 +141,8 @@ async def test_one_port_serves_websockets_too_and_kept_alive_connections_everyth
         ("/v1/completions", {"prompt": ["a", "b"]}, 400, "unsupported_parameter", "prompt"),
         ("/v1/responses", {"input": "x", "tools": [{}]}, 400, "unsupported_parameter", "tools"),
         ("/v1/responses", {"input": "x", "stream_id": "a"}, 400, "unsupported_parameter", "stream_id"),
+        ("/v1/responses", {"input": "x", "type": "response.cancel"}, 400, "unsupported_parameter", "type"),
+        ("/v1/responses", {"input": "x", "type": "response.create"}, 400, "unsupported_parameter", "type"),
         ("/tokenize", {"text": "x"}, 400, "unsupported_parameter", "text"),
         ("/detokenize", {"tokens": [100]}, 400, "invalid_request", "tokens"),
         ("/v1/embeddings", {}, 404, "not_found", None),
