@@ -132,9 +132,9 @@ class Engine:
             limit_s = None  # somebody watches the first load, and it may convert weights
             if last is not None:
                 limit_s = max(config.executor.stall_s, RELOAD_FACTOR * last.load_s)
-            last = None
-            gc.unfreeze()  # after a failure the old executor's gigabytes may hang in a cycle
-            gc.collect()
+                last = None
+                gc.unfreeze()  # the failed executor's gigabytes may hang in a cycle
+                gc.collect()
             name, options = config.executor.use, config.executor.options
             made = make_executor() if make_executor else self.registry.make("executor", name, options, config)
             last = ExecutorThread(made, kernel.post_threadsafe, kernel.now, limit_s)

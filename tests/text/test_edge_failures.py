@@ -26,7 +26,7 @@ from .harness import Engine, GatedModel, Port, Sink, engine, finish, opened, unt
 
 pytestmark = pytest.mark.anyio
 STOP, LENGTH, CANCELLED = FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED
-DEADLINE, ERROR = FinishReason.DEADLINE, FinishReason.ERROR
+ERROR = FinishReason.ERROR
 
 
 # --- refusals and failures -------------------------------------------------------------------------------------------
