@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from ..experiments.served.start import Served
 
 log = structlog.get_logger("mainspring.serve")
-COLLECT_AFTER = 20_000  # new objects; a step of a thousand rows makes some thousands and lets them go by itself
+#: New objects, and young passes before each older one.  A full pass sees only what came after the start, so it may come
+#: often: what dropped connections leave is in cycles, and would pile up until then.
+COLLECT_AFTER = (5_000, 5, 2)
 
 
 class ServeCommand:
@@ -89,7 +91,7 @@ def keep_loaded() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECT_AFTER)
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def _reload(engine: Engine) -> None:
