@@ -18,6 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .order import leading, on_cpu
+
 #: Elements handled at once when weighing whole rows: cache-sized on a CPU, bounded memory on a device.
 _CPU_CHUNK, _DEVICE_CHUNK = 2**17, 2**25
 
@@ -44,11 +46,6 @@ def weigh(logits: Tensor, best: Tensor, temperature: Tensor, bits: int) -> Tenso
     return scaled.exp_().mul_(2.0**bits).round_().long()
 
 
-def on_cpu(tensor: Tensor) -> bool:
-    """Whether NumPy can work on the tensor's memory."""
-    return tensor.device.type == "cpu"
-
-
 def chunks(logits: Tensor, num_rows: int) -> list[slice]:
     """``num_rows`` in portions, such that working on whole rows of ``logits`` needs little memory at a time."""
     step = max(1, (_CPU_CHUNK if on_cpu(logits) else _DEVICE_CHUNK) // logits.shape[1])
@@ -60,24 +57,6 @@ def total_mass(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
     bits = scale_bits(logits.shape[1])
     parts = chunks(logits, logits.shape[0])
     return torch.cat([weigh(logits[part], best[part], temperature[part], bits).sum(-1) for part in parts])
-
-
-def in_order(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort each row of float32 ``values`` with their int64 ``ids`` by descending value, then ascending id; NaN first.
-
-    One integer key holds both, so equal keys do not occur and any sort will do: much faster than a stable one.
-    """
-    plain = torch.where(values.isnan(), torch.nan, values) + 0.0  # one kind of NaN, and -0.0 becomes its equal 0.0
-    bits = plain.view(torch.int32)
-    ascending = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # a float's bits, made to compare like the float
-    keys = (~ascending).long() << 32 | ids
-    if on_cpu(keys):
-        keys.numpy().sort(axis=-1)  # vectorised: a sixth of the time of torch's
-    else:
-        keys = keys.sort(dim=-1).values
-    ascending = ~(keys >> 32).int()
-    bits = torch.where(ascending < 0, ascending ^ 0x7FFFFFFF, ascending)
-    return bits.view(torch.float32), keys & 0xFFFFFFFF
 
 
 class Prefix:
@@ -92,12 +71,10 @@ class Prefix:
         self.width = min(width, vocab_size)
         self.whole = self.width == vocab_size
         self.bits = scale_bits(vocab_size)
+        values, self.ids = leading(logits, self.width)
         if self.whole:
-            values, self.ids = in_order(logits, torch.arange(vocab_size, device=logits.device).expand_as(logits))
             certain = torch.full((num_rows,), vocab_size, device=logits.device)
-        else:
-            values, self.ids = in_order(*logits.topk(self.width, dim=-1, sorted=False))
-            # Equals of the last value may stand outside, so which of them belong to the prefix is chance.
+        else:  # Equals of the last value may stand outside, so which of them belong to the prefix is chance.
             certain = (values > values[:, -1:]).sum(-1)
         self.certain = certain
         self.best = values[:, 0].double()
@@ -128,31 +105,45 @@ class Cut(Protocol):
     def cut(self, prefix: Prefix, params: RowParams) -> None: ...
 
 
+def nobody(rows: Tensor) -> bool:
+    """Whether no row is meant, where that is cheap to know: to ask a device is to wait for it."""
+    return on_cpu(rows) and not rows.numpy().any()
+
+
 class TopK:
     """The k best by rank: exactly k, ties to the lower id."""
 
     def cut(self, prefix: Prefix, params: RowParams) -> None:
-        prefix.keep(params.top_k > 0, prefix.at(params.top_k - 1), params.top_k <= prefix.width)
+        rows = params.top_k > 0
+        if nobody(rows):
+            return
+        prefix.keep(rows, prefix.at(params.top_k - 1), params.top_k <= prefix.width)
 
 
 class TopP:
     """The fewest best tokens whose share of the mass kept so far reaches p: the crossing one stays, one at least."""
 
     def cut(self, prefix: Prefix, params: RowParams) -> None:
+        rows = params.top_p < 1
+        if nobody(rows):
+            return
         goal = (prefix.mass.double() * params.top_p).ceil_().long().clamp_(min=1)
         place = prefix.find(torch.minimum(goal, prefix.mass), beyond=False)
-        prefix.keep(params.top_p < 1, prefix.at(place), place < prefix.width)
+        prefix.keep(rows, prefix.at(place), place < prefix.width)
 
 
 class MinP:
     """Tokens at least ``min_p`` times as likely as the best."""
 
     def cut(self, prefix: Prefix, params: RowParams) -> None:
+        rows = params.min_p > 0
+        if nobody(rows):
+            return
         floor = (params.min_p * 2.0**prefix.bits).ceil_().long()
         count = (prefix.weights >= floor[:, None]).sum(-1)
         mass = prefix.at(count - 1)
         # Every leading token passes: more may outside, unless an earlier cut has already dropped those.
-        prefix.keep(params.min_p > 0, mass, (count < prefix.width) | (prefix.mass <= mass))
+        prefix.keep(rows, mass, (count < prefix.width) | (prefix.mass <= mass))
 
 
 #: The order of the stages after the ban of single ids and the division by the temperature; then comes the draw.

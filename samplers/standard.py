@@ -45,11 +45,12 @@ from ..core.errors import ClientError, EngineFault, nearest
 from ..core.hookspecs import Register, hookimpl
 from ..core.messages import Message, SamplingParams, StepGrant, StepLaunch
 from ..core.policy import SampleOutput, SamplerContext
+from .order import on_cpu
 from .plan import NAN, NEGATIVE, POSITIVE, ParamTable, SamplingPlan
-from .stages import ORDER, Cut, Prefix, RowParams, TopK, argmax, ban, chunks, draw, on_cpu
+from .stages import ORDER, Cut, Prefix, RowParams, TopK, argmax, ban, chunks, draw
 
 #: Leading tokens looked at first; the few rows that need more look at the whole vocabulary.
-_WIDTH = 256
+_WIDTH = 2048
 #: The largest top_k for which looking at that many tokens beats weighing the whole row.
 _NARROW_TOP_K = 1023
 

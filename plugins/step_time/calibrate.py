@@ -1,8 +1,8 @@
 """Measures an executor on a designed grid of steps, and the host's turns, for a file of coefficients.
 
 Production steps are of little use for a fit: what they compute grows and shrinks together.  The grid has prefill alone,
-decode alone at three context lengths, both together, and random mixtures, in random order, several times over; the
-median of each point counts.
+decode alone at three context lengths, both together, and random mixtures, in random order, several times over, each
+time on other tokens: how long a draw takes depends on them.  The mean of each point counts, without its slowest fifth.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from .fit import choose
 from .policy_cost import PolicyCost
 from .turn_cost import fit_turns
 
+MOST_TURNS = 4
 MOST_TOKENS = 10_240  # of KV in one step: all of it has to be computed once before it can be read
 
 
@@ -101,6 +102,7 @@ class Bench:
         """``processor_time``: of this thread instead of the clock's, which others on the machine disturb less."""
         self._executor, self._sampler, self._info, self._size = executor, sampler, info, block_size
         self._processor_time, self._step = processor_time, 0
+        self._ids = random.Random(0)
 
     def fill(self, num_tokens: int) -> None:
         """Compute so much of the pool once: memory that was never written may be slow, or no number."""
@@ -124,9 +126,11 @@ class Bench:
             blocks = tuple(range(block, block + -(-(start + count) // self._size)))
             block += len(blocks)
             slots = tuple(blocks[at // self._size] * self._size + at % self._size for at in range(start, start + count))
-            ids = tuple(20 + (at * 7919 + number) % (self._info.vocab_size - 40) for at in range(count))
+            ids = tuple(self._ids.randrange(20, self._info.vocab_size - 20) for _ in range(count))
             rows.append(GrantedRow(f"c{number}", start, count, ids, True, blocks, slots))
-        sampling = SamplingParams(max_tokens=1 << 20, ignore_eos=True)  # drawn, as requests are that say nothing
+        sampling = SamplingParams(
+            max_tokens=1 << 20, ignore_eos=True, seed=self._step
+        )  # drawn, as requests are that say nothing
         started = tuple(Started(row.rid, row.token_ids or (), row.count, 0, sampling) for row in rows)
         grant = StepGrant(self._step, tuple(rows), started, tuple(row.rid for row in rows) if self._step > 1 else ())
         made = [message for message in self._sampler.handle(grant, 0.0) if isinstance(message, StepLaunch)]
@@ -136,17 +140,24 @@ class Bench:
 def measure(
     bench: Bench, points: Sequence[Point], repeats: int, progress: Callable[[str], None], seed: int = 0
 ) -> Iterator[tuple[Features, float]]:
-    """Each point's features and its median seconds over ``repeats`` rounds in random order; one round warms up."""
-    rng, taken = random.Random(seed), [list[float]() for _ in points]
+    """Each point's features and its seconds over ``repeats`` rounds in random order; one round warms up.
+
+    Short steps come up to ``MOST_TURNS`` times a round: they are disturbed as often as long ones, by a larger share.
+    """
+    rng, taken, turns = random.Random(seed), [list[float]() for _ in points], [1] * len(points)
     features: list[Features] = [Features(0, 0, 0, 0)] * len(points)
     for turn in range(repeats + 1):
-        for index in rng.sample(range(len(points)), len(points)):
+        order = [index for index, count in enumerate(turns) for _ in range(count)]
+        rng.shuffle(order)
+        for index in order:
             features[index], seconds = bench.run(points[index])
-            if turn:
-                taken[index].append(seconds)
-        progress(f"round {turn} of {repeats}: {len(points)} steps" if turn else "warmed up")
+            taken[index].append(seconds)
+        if not turn:
+            mean = statistics.fmean(times[0] for times in taken)
+            turns = [max(1, min(MOST_TURNS, round(mean / times.pop()))) for times in taken]
+        progress(f"round {turn} of {repeats}: {len(order)} steps" if turn else "warmed up")
     for one, times in zip(features, taken, strict=True):
-        yield one, statistics.median(times)
+        yield one, statistics.fmean(sorted(times)[: -(-len(times) * 4 // 5)])
 
 
 def calibrate(
@@ -186,7 +197,7 @@ def calibrate(
     costs = {name: cost.plus(extra) for name, cost in fit_turns(registry, policies, progress).items()}
     costs["default"] = costs.get(live_turns.POLICY) or extra  # policies that somebody writes take turns too
     clock = "processor time" if processor_time else "wall time"
-    method = f"{len(points)} steps, {clock}, median of {repeats} rounds, five folds held out; forms: median error"
+    method = f"{len(points)} steps, {clock}, means of {repeats} rounds, five folds held out; forms: median error"
     return StepTimeFile(
         machine=processor(),
         model=info.model,

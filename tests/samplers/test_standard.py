@@ -16,7 +16,7 @@ from mainspring.core.errors import ClientError, EngineFault
 from mainspring.core.hookspecs import PROJECT
 from mainspring.core.messages import SamplingParams
 from mainspring.core.policy import SampleOutput, Sampler, SamplerContext
-from mainspring.samplers import stages, standard
+from mainspring.samplers import order, stages, standard
 from mainspring.samplers.plan import SamplingPlan
 from mainspring.samplers.standard import StandardSampler
 
@@ -141,9 +141,12 @@ def test_the_path_for_other_devices_gives_the_same(kind: str, monkeypatch: pytes
     logits[3, 1500], logits[4, 7] = np.copysign(np.nan, -1), np.inf
     cases = [Case(0.9, temperature=0.0 if kind == "greedy" else 30.0)] * 6
     expected = run(logits, cases)
-    monkeypatch.setattr(stages, "on_cpu", lambda _: False)
-    assert run(logits, cases) == expected
-    assert [row for row, _ in expected.failed] == [3, 4]
+    for module in (order, stages):
+        monkeypatch.setattr(module, "on_cpu", lambda _: False)
+    found = run(logits, cases)
+    assert [row for row, _ in found.failed] == [3, 4] and found.failed == expected.failed
+    drawn = [np.delete(output.token_ids, [3, 4]).tolist() for output in (found, expected)]
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.slow
