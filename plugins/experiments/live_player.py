@@ -7,7 +7,8 @@ starts when that has ended.  Latencies count from the moment at which a request 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,6 +47,7 @@ class LivePlayer:
         self.counted_at: dict[
             int, float
         ] = {}  # step -> when running and waiting were counted, from the start of the run
+        self._submits: dict[int, Submit] = {}  # made, and not yet due
         self._ids: dict[int, list[int]] = {}
         self._ended = 0
         self._woken = self._policy_s = self._zero = 0.0
@@ -72,7 +74,8 @@ class LivePlayer:
         for number in self._collect.emit(message, now):
             self._ended += 1
             for due, child in self._traffic.ended(number, now):
-                self._later(due, child)
+                self._make(child)
+                self._later(due, [child])
         if self._ended == len(self._made.rows) and not self._done.done():
             self._done.set_result(None)
 
@@ -97,9 +100,13 @@ class LivePlayer:
     async def play(self, timeout_s: float) -> Run:
         """Submit everything when it is due and wait until all have ended, at most ``timeout_s``."""
         assert self._port is not None and self._done is not None
-        self._zero = zero = self._port.now() + 0.05
+        together: defaultdict[float, list[int]] = defaultdict(list)
         for number in self._traffic.roots:
-            self._later(zero + self._made.rows[number].arrival_s, number)
+            self._make(number)
+            together[self._made.rows[number].arrival_s].append(number)
+        self._zero = zero = self._port.now() + 0.05
+        for arrival_s, numbers in together.items():
+            self._later(zero + arrival_s, numbers)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._done
@@ -112,23 +119,31 @@ class LivePlayer:
         """By number of the row."""
         return self._ids
 
-    def _later(self, due: float, number: int) -> None:
-        assert self._port is not None
-        asyncio.get_running_loop().call_later(max(0.0, due - self._port.now()), self._submit, due, number)
-
-    def _submit(self, due: float, number: int) -> None:
-        assert self._port is not None
-        submit = self._traffic.submit(number, due)
+    def _make(self, number: int) -> None:
+        """The request, as of one that is due at 0: prompts take long to make, and then the next would be late."""
+        submit = self._traffic.submit(number, 0.0)
         sampling: SamplingParams = msgspec.structs.replace(
             submit.sampling, seed=self._seed * 100_003 + number, **self._sampling
         )
         if not self._forced:
             sampling = msgspec.structs.replace(sampling, max_tokens=submit.forced_length or 1, ignore_eos=False)
-        made: Submit = msgspec.structs.replace(
-            submit, sampling=sampling, forced_length=submit.forced_length if self._forced else None
-        )
-        self._collect.arrived(number, due, self._port.now())
-        self._port.post(made)
+        forced = submit.forced_length if self._forced else None
+        self._submits[number] = msgspec.structs.replace(submit, sampling=sampling, forced_length=forced)
+
+    def _later(self, due: float, numbers: Sequence[int]) -> None:
+        assert self._port is not None
+        asyncio.get_running_loop().call_later(max(0.0, due - self._port.now()), self._submit, due, numbers)
+
+    def _submit(self, due: float, numbers: Sequence[int]) -> None:
+        """All that come at one moment are seen by one plan, as in virtual time."""
+        assert self._port is not None
+        submits = []
+        for number in numbers:
+            submit = self._submits.pop(number)
+            deadline = None if submit.deadline is None else due + submit.deadline
+            submits.append(msgspec.structs.replace(submit, received=due, deadline=deadline))
+            self._collect.arrived(number, due, self._port.now())
+        self._port.post(*submits)
 
 
 def as_long_as_they_were(run: Run) -> Run:
