@@ -2,9 +2,10 @@
 
 First ``mainspring calibrate --set executor.threads=1`` on this machine, then this with its file.  For each pair of
 policies and its scenario: the capacity, ``fcfs`` at 0.5 and 0.8 of it, and pairs of runs on equal arrivals at 0.8, all
-live (one executor thread, the generator in the event loop's thread).  Each live run is a line of ``live.jsonl`` as soon
-as it has ended, so the whole can be played in parts (``--minutes``) whenever the machine is idle; what virtual time
-says of the same arrivals is played for the report, which is printed at the end.
+live (one executor thread, the generator in the event loop's thread).  Before and after each live run a few steps say
+how fast the machine is just then (``parts/pace.py``), and virtual time runs at that pace.  Each live run is a line of
+``live.jsonl`` as soon as it has ended, so the whole can be played in parts (``--minutes``) when the machine is idle;
+what virtual time says of the same arrivals is played for the report, which is printed at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 import msgspec
+from parts.pace import at_pace, pace
 
+from mainspring.core.registry import Registry
 from mainspring.plugins.experiments import arms as arms_of
 from mainspring.plugins.experiments import spec as spec_of
 from mainspring.plugins.experiments import workload
@@ -38,6 +41,7 @@ from mainspring.plugins.step_time import Features, StepTimeFile, load
 LIMITS = {"tpot_mean": 0.10, "e2e_mean": 0.10, "ttft_mean": 0.20}
 CAPACITY_LIMIT = 0.05
 LIGHT, HEAVY = 0.5, 0.8
+PACE_S = 20.0  # two of them take less
 
 
 class Case(NamedTuple):
@@ -91,7 +95,8 @@ class Task(NamedTuple):
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """A live run.  ``rho`` None and ``capacity`` in requests per second: everything came at once.
 
-    ``turn_us``: median time from the end of a step to the start of the next while there was work.
+    ``turn_us``: median time from the end of a step to the start of the next while there was work.  ``pace``: of the
+    machine, mean of before and after.
     """
 
     scenario: str
@@ -104,6 +109,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     took_s: float
     turn_us: float
     capacity: float | None = None
+    pace: float = 1.0
 
     @property
     def task(self) -> Task:
@@ -136,6 +142,18 @@ class Bench:
         self._arms: dict[str, Arm] = arms_of.make(self.experiment, self._source(0))
         self.clock: LiveClock | SimulatedClock
         self.clock = LiveClock(self.experiment) if clock == "live" else SimulatedClock(self.experiment)
+
+    def pace(self, machine: StepTimeFile) -> float:
+        """Of this machine now, live only."""
+        assert isinstance(self.clock, LiveClock)
+        config = self._arms["fcfs"].config
+        return pace(self.clock.executor(config), config, Registry(), machine)
+
+    def simulate(self, line: Line, machine: StepTimeFile) -> Line:
+        """The same run in virtual time, at the pace of then."""
+        assert isinstance(self.clock, SimulatedClock)
+        self.clock.machine = at_pace(machine, line.pace)
+        return self.play(line.task, line.rate or math.inf)[0]
 
     def play(self, task: Task, rate: float) -> tuple[Line, Played]:
         made = workload.at_rate(self._source(task.seed), rate)
@@ -197,26 +215,29 @@ def measure(args: argparse.Namespace, lines: list[Line], machine: StepTimeFile) 
                 return
             bench = bench or Bench(name, "live", args)
             most = next((line.capacity for line in lines if line.scenario == name and line.capacity), None)
+            before = bench.pace(machine)
             line, played = bench.play(task, task.rho * most if most else math.inf)
-            longest = max(longest, line.took_s)
+            line = msgspec.structs.replace(line, pace=round((before + bench.pace(machine)) / 2, 4))
+            longest = max(longest, line.took_s + PACE_S)
             lines.append(line)
             with (args.out / "live.jsonl").open("ab") as file:
                 file.write(msgspec.json.encode(line) + b"\n")
             what = f"{name} rho {task.rho:g} seed {task.seed} {task.arm}"
-            ratio = step_ratio(played, machine)
-            print(f"{what}: {line.took_s:.0f} s, steps {ratio:.3f} x predicted by measured", file=sys.stderr)
+            ratio = step_ratio(played, at_pace(machine, line.pace))
+            said = f"{what}: {line.took_s:.0f} s, pace {line.pace:.3f}, steps {ratio:.3f} x predicted by measured"
+            print(said, file=sys.stderr, flush=True)
         if bench is not None:
             bench.clock.close()
 
 
-def report(args: argparse.Namespace, lines: list[Line]) -> None:
+def report(args: argparse.Namespace, lines: list[Line], machine: StepTimeFile) -> None:
     """The tables: absolute figures of ``fcfs``, then what both clocks say of the other policy."""
     print("| scenario | load | figure | simulated | live | error |\n| --- | --- | --- | --- | --- | --- |")
     signs = list[str]()
     for name in args.scenarios:
         live = [line for line in lines if line.scenario == name]
         bench = Bench(name, "sim", args)
-        sim = [bench.play(line.task, line.rate or math.inf)[0] for line in live]
+        sim = [bench.simulate(line, machine) for line in live]
         for one, two in zip(sim, live, strict=True):
             if one.capacity and two.capacity:
                 print(_row(name, "all at once", "capacity", one.capacity, two.capacity, CAPACITY_LIMIT))
@@ -228,9 +249,10 @@ def report(args: argparse.Namespace, lines: list[Line]) -> None:
         signs.append(_sign(name, sim, live))
     print("\n| scenario | policy | metric | pairs | simulated | live | |\n| --- | --- | --- | --- | --- | --- | --- |")
     print("\n".join(signs))
-    turns = [line.turn_us for line in lines]
+    turns, paces = [line.turn_us for line in lines], [line.pace for line in lines]
     bad = [f"{line.task}: {line.failed[0]}" for line in lines if line.failed]
-    print(f"\n{len(lines)} live runs; between steps {min(turns):.0f} to {max(turns):.0f} us (medians of runs).")
+    print(f"\n{len(lines)} live runs at paces from {min(paces):.2f} to {max(paces):.2f}", end="; ")
+    print(f"between steps {min(turns):.0f} to {max(turns):.0f} us (medians of runs).")
     print("\n".join(["Failed checks:", *bad] if bad else ["No check failed."]))
 
 
@@ -296,7 +318,7 @@ def main() -> None:
     if not args.report:
         measure(args, lines, machine)
     if lines:
-        report(args, lines)
+        report(args, lines, machine)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class LiveClock:
             self._kept.popitem()[1].end()
 
     async def _play(self, arm: Arm, made: Scenario, seed: int) -> Seen:
-        executor = self._executor(arm.config)
+        executor = self.executor(arm.config)
         if not executor.warm:
             await self._run(arm, warm_up(made), seed, executor)
             executor.warm = True
@@ -113,7 +113,8 @@ class LiveClock:
             run = await player.play(max(row.arrival_s for row in made.rows) + PATIENCE_S)
         return run, player.output_ids(), player.counted_at
 
-    def _executor(self, config: Config) -> KeptExecutor:
+    def executor(self, config: Config) -> KeptExecutor:
+        """The one for arms of this configuration, kept until others take its place."""
         limits = config.scheduler.token_budget, config.scheduler.max_running
         pool = config.allocator.block_size, config.allocator.num_blocks, num_host_blocks(config)
         key = msgspec.json.encode([config.executor, config.model, pool, limits])

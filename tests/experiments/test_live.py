@@ -162,6 +162,6 @@ def test_an_executor_with_other_host_memory_is_another(tmp_path: Path) -> None:
     def config(**options: Any) -> Config:
         return Config(allocator=AllocatorConfig(use="paged", num_blocks=64, options=options))
 
-    assert clock._executor(config()) is clock._executor(config())
-    assert clock._executor(config()) is not clock._executor(config(host_blocks=8))
+    assert clock.executor(config()) is clock.executor(config())
+    assert clock.executor(config()) is not clock.executor(config(host_blocks=8))
     clock.close()
