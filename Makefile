@@ -48,7 +48,7 @@ soak: $(STAMP)  ## the long load tests, hours in all; SOAK=tests/allocators for 
 	  $(BIN)/python -m pytest -m soak $$part $(ARGS) || failed="$$failed $$part"; \
 	done; echo "== $$(date +%T)"; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
-# Compilers only: no GPU is needed.  Half an hour; after a change of a kernel see docs/kernels_gpu.md.
+# Compilers only: no GPU is needed.  A quarter of an hour; after a change of a kernel see docs/kernels_gpu.md.
 nvrtc: $(STAMP)  ## compile every CUDA kernel for every GPU, compare with the checked-in table
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[nvrtc]'
 	$(BIN)/python -m tests.nvrtc $(ARGS)
