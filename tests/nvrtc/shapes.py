@@ -15,10 +15,6 @@ from mainspring.plugins.kernels.cuda.names import (
 from mainspring.plugins.kernels.cuda.source import unit
 
 FORMATS = [("bf16", "bf16"), ("bf16", "int8"), ("fp16", "fp16"), ("fp16", "int8"), ("fp32", "fp32"), ("fp32", "int8")]
-REPRESENTATIVE = [
-    ("bf16", "bf16", 64), ("bf16", "bf16", 128), ("bf16", "int8", 128), ("fp16", "fp16", 80), ("fp32", "fp32", 64),
-    ("fp32", "fp32", 256),
-]  # fmt: skip
 ROW_KERNELS = (
     "rms_norm<{0}, false>",
     "rms_norm<{0}, true>",
@@ -81,11 +77,6 @@ def row_units() -> list[Unit]:
 def every_unit(arch: int) -> list[Unit]:
     """Every format, head size and kind of group.  Without the tensor cores of 8.0, every one of them on CUDA cores."""
     return [_unit(arch, *one, head_dim) for one in FORMATS for head_dim in HEAD_DIMS] + row_units()
-
-
-def table_units(arch: int) -> list[Unit]:
-    """One of each kind of kernel and of layout."""
-    return [_unit(arch, *one) for one in REPRESENTATIVE] + row_units()
 
 
 def _unit(arch: int, dtype: str, kv_dtype: str, head_dim: int) -> Unit:
