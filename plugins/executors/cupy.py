@@ -26,7 +26,6 @@ from . import memory
 from .batch import StepBatch, build
 from .cupy_begun import Begun
 from .cupy_device import Device, find_device
-from .cupy_draw import can_draw
 from .cupy_network import CupyNetwork
 from .cupy_ops import CupyOps, workspace_bytes
 from .dtypes import DEVICE_NAMES, Formats, resolve
@@ -34,6 +33,7 @@ from .families import Backend, load_family
 from .loaded import Network
 from .ops import HeadShape, KVShape, Ops
 from .overlap import Sample, result_of
+from .standard_plan import can_draw
 from .torch import TorchExecutor
 
 #: Query heads that may share a key/value head.

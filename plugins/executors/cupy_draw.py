@@ -7,48 +7,19 @@ is launched before anybody has seen them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..kernels.cuda.sampling import DRAWN, Sampling
+from ..kernels.cuda.sampling import Sampling
 from .cupy_buffers import Staging
 from .cupy_device import Device, Wait
-
-if TYPE_CHECKING:
-    from .overlap import Sample
+from .standard_plan import StandardPlan, failed
 
 #: Banned ids of a row, and arrays, that there is room for from the start.
 _BANS, _ARRAYS = 8, 7
-
-
-class StandardPlan(Protocol):
-    """What the kernel draws from: ``samplers.plan.SamplingPlan``, one entry for each row that samples."""
-
-    @property
-    def temperature(self) -> NDArray[np.float32]: ...
-    @property
-    def top_k(self) -> NDArray[np.int32]: ...
-    @property
-    def top_p(self) -> NDArray[np.float32]: ...
-    @property
-    def min_p(self) -> NDArray[np.float32]: ...
-    @property
-    def uniform(self) -> NDArray[np.float64]: ...
-    @property
-    def banned_rows(self) -> NDArray[np.int64]: ...
-    @property
-    def banned_ids(self) -> NDArray[np.int64]: ...
-    @property
-    def standard_run(self) -> Sample | None: ...
-    def why(self, state: int) -> str: ...
-
-
-def can_draw(plan: Any, sample: Sample) -> bool:
-    """Whether the kernel gives what ``sample(logits, plan)`` would."""
-    return plan is not None and getattr(plan, "standard_run", None) == sample
 
 
 class Drawn:
@@ -63,7 +34,7 @@ class Drawn:
         """Ids, and the rows that cannot be drawn from with the reason; waits for the step's end."""
         self._wait()
         ids, states = self._here.tolist()
-        return ids, [(row, self._plan.why(state)) for row, state in enumerate(states) if state != DRAWN]
+        return ids, failed(self._plan, states)
 
 
 class Draws:

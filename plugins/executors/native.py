@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...core.hookspecs import Register, hookimpl
-from ...core.policy import ExecutorInfo
+from ...core.policy import ExecutorInfo, SampleOutput
 from ..models.cache import load_weights
 from ..models.checkpoint import Checkpoint
 from ..models.config import LlamaConfig
@@ -28,6 +28,8 @@ from .native_ops import NativeOps
 from .native_step import NativeNetwork
 from .native_weights import kept_format
 from .ops import HeadShape, KVShape, Ops
+from .overlap import Sample
+from .standard_plan import can_draw
 from .torch import TorchExecutor
 
 #: Of ``attention.hpp``: tokens of a span, and rows of a unit.
@@ -58,6 +60,12 @@ class NativeExecutor(TorchExecutor):
         backend = NativeBackend(config, formats, library, threads)
         self._loaded = loaded = load_family(config, opened, formats, progress, backend)
         return self.info(loaded, f"native kernels ({kind.name}), {threads} threads", formats)
+
+    def _draw(self, logits: torch.Tensor, plan: Any, sample: Sample) -> SampleOutput:
+        network = None if self._loaded is None else self._loaded.network
+        if isinstance(network, NativeNetwork) and can_draw(plan, sample) and plan.temperature.any():
+            return network.ops.draw(logits, plan)
+        return sample(logits, plan)
 
     def close(self) -> None:
         """See ``Executor.close``."""

@@ -64,6 +64,14 @@ class Model(c.Structure):
     ]  # fmt: skip
 
 
+class Draw(c.Structure):
+    _fields_ = [
+        ("logits", _P), ("temperature", _P), ("top_p", _P), ("min_p", _P), ("uniform", _P), ("top_k", _P),
+        ("banned_rows", _P), ("banned_ids", _P), ("ids", _P), ("states", _P),
+        ("num_rows", _I), ("vocab", _I), ("num_bans", _I), ("bits", _I),
+    ]  # fmt: skip
+
+
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ms_lanes": (c.c_int, []),
     "ms_open": (_P, [_I]),
@@ -77,6 +85,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ms_attention": (None, [_P, _P, _I, c.POINTER(KV), _I, _I, c.POINTER(Batch), _P]),
     "ms_norm_heads": (None, [_P, _P, _I, _I, _I, _I, _P, _P, _F]),
     "ms_silu_mul": (None, [_P, _P, _I, _I, _P]),
+    "ms_draw": (None, [_P, c.POINTER(Draw)]),
     "ms_step": (None, [_P, c.POINTER(Model), c.POINTER(Batch), _P]),
     "ms_read": (_F, [_P, _P, _L]),
 }

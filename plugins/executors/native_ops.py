@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...core.errors import EngineFault
+from ...core.policy import SampleOutput
 from ..models.blocks import Matrix, Stacked, parts_of
 from ..models.rope import Rotary
 from . import native_abi as abi
@@ -24,6 +26,7 @@ from .batch import Ints, StepBatch
 from .dtypes import SCALE, lazy_zeros
 from .native_weights import NativeMatrix, NativeTable, pack_part
 from .ops import HeadShape, KVShape
+from .standard_plan import StandardPlan, failed
 
 KV_FORMATS = {
     torch.float32: abi.KV_F32,
@@ -261,6 +264,35 @@ class NativeOps:
             self._library.ms_step(self._engine, model, batch.struct, out.data_ptr())
         return None if sampling is None else out
 
+    def draw(self, logits: torch.Tensor, plan: StandardPlan) -> SampleOutput:
+        """One id for each row of float32 ``logits`` ``[rows, vocab]``, which may be overwritten: the standard
+        sampler's, in a fraction of its time.  Raises EngineFault for a plan that does not fit the logits."""
+        logits = self._checked(logits, logits.shape[-1])
+        rows, vocab = logits.shape
+        wide = (plan.temperature, plan.top_p, plan.min_p, plan.uniform)
+        columns: list[NDArray[Any]] = [np.ascontiguousarray(column, np.float64) for column in wide]
+        columns.append(np.ascontiguousarray(plan.top_k))
+        bans: list[NDArray[Any]] = [np.ascontiguousarray(pairs) for pairs in (plan.banned_rows, plan.banned_ids)]
+        if any(column.shape != (rows,) for column in columns) or columns[-1].dtype != np.int32:
+            raise EngineFault(f"a plan of {[len(column) for column in columns]} entries for {rows} rows of logits")
+        for pairs, limit in zip(bans, (rows, vocab), strict=True):
+            if pairs.shape != bans[0].shape or pairs.dtype != np.int64 or not _within(pairs, limit):
+                raise EngineFault(f"banned tokens outside {rows} rows of {vocab} ids")
+        ids, states = np.zeros((2, rows), np.int32)
+        arrays: list[NDArray[Any]] = [*columns, *bans, ids, states]
+        self._library.ms_draw(
+            self._engine,
+            abi.Draw(
+                logits.data_ptr(),
+                *(array.ctypes.data for array in arrays),
+                rows,
+                vocab,
+                len(bans[0]),
+                62 - vocab.bit_length(),
+            ),
+        )
+        return SampleOutput(ids.tolist(), failed(plan, states.tolist()))
+
     def _qkv_width(self) -> int:
         return (self.heads.num_heads + 2 * self.heads.num_kv_heads) * self.heads.head_dim
 
@@ -279,5 +311,9 @@ class NativeOps:
 
 def check_ids(ids: Ints, vocab_size: int) -> None:
     """Raises EngineFault."""
-    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+    if not _within(ids, vocab_size):
         raise EngineFault(f"an id outside the vocabulary of {vocab_size}")
+
+
+def _within(numbers: NDArray[Any], limit: int) -> bool:
+    return not numbers.size or bool(0 <= numbers.min() <= numbers.max() < limit)

@@ -21,6 +21,7 @@ from .dtypes import Formats, resolve
 from .families import load_family
 from .foreign import load_foreign
 from .loaded import Loaded
+from .overlap import Sample
 from .packed_linear import has_bf16_instructions
 
 
@@ -64,7 +65,7 @@ class TorchExecutor:
             detail=f"{where}, {loaded.format}, {formats.describe()}",
         )
 
-    def execute(self, launch: StepLaunch, sample: Callable[[Any, Any], SampleOutput]) -> StepResult:
+    def execute(self, launch: StepLaunch, sample: Sample) -> StepResult:
         """One step.  Raises EngineFault for a launch that does not fit the pool, the vocabulary or itself."""
         if self._loaded is None:
             raise EngineFault("execute() before load()")
@@ -77,8 +78,11 @@ class TorchExecutor:
                 network.copy_blocks(launch.copies)
             batch = build(launch, self._last_ids, self._loaded.limits)
             logits = network.forward(batch) if batch.num_tokens else None
-            drawn = SampleOutput([], []) if logits is None else sample(logits, launch.sampling)
+            drawn = SampleOutput([], []) if logits is None else self._draw(logits, launch.sampling, sample)
         return self._result(launch, batch, drawn, launched)
+
+    def _draw(self, logits: torch.Tensor, plan: Any, sample: Sample) -> SampleOutput:
+        return sample(logits, plan)
 
     def _result(self, launch: StepLaunch, batch: StepBatch, drawn: SampleOutput, launched: float) -> StepResult:
         rids = batch.sampling_rids

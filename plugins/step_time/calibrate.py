@@ -1,7 +1,7 @@
 """Measures an executor on a designed grid of steps, and the host's turns, for a file of coefficients.
 
 Production steps are of little use for a fit: what they compute grows and shrinks together.  The grid has prefill alone,
-decode alone at three context lengths, both together, and random mixtures, in random order, several times over, each
+decode alone at four context lengths, both together, and random mixtures, in random order, several times over, each
 time on other tokens: how long a draw takes depends on them.  The mean of each point counts, without its slowest fifth.
 """
 
@@ -57,11 +57,11 @@ def _powers(least: int, most: int) -> list[int]:
 def grid(
     token_budget: int, max_running: int, max_context: int, pool_tokens: int, block_size: int, seed: int = 0
 ) -> list[Point]:
-    """Points that fit the engine's limits: prefill 16 to the budget, decode 1 to the batch limit at three contexts,
+    """Points that fit the engine's limits: prefill 16 to the budget, decode 1 to the batch limit at four contexts,
     mixtures, and as many random ones again for the fit to be tried on."""
     rng = random.Random(seed)
     most = min(token_budget, max_context - 1, pool_tokens // 2)
-    contexts = [n for n in (32, 128, 512) if n < max_context] or [max_context // 2]
+    contexts = [n for n in (32, 128, 512, 2048) if n < max_context] or [max_context // 2]
     batches = _powers(1, min(max_running, token_budget, 64))
     points = [Point(((count, 0),), ()) for count in _powers(min(16, most), most)]
     points += [Point(((min(64, most), n),), ()) for n in contexts]
@@ -75,9 +75,9 @@ def grid(
     for _ in range(len(points) // 2):
         batch = round(2 ** rng.uniform(0, np.log2(max(batches))))
         count = round(2 ** rng.uniform(3, np.log2(max(9, most - batch))))
-        before = rng.choice((0, 0, 64))
+        before = rng.choice((0, 0, 64, max(contexts)))
         prompts = ((count, before),) if rng.random() < 0.6 and count + batch <= token_budget else ()
-        points.append(Point(prompts, tuple(rng.randint(8, max(contexts)) for _ in range(batch))))
+        points.append(Point(prompts, tuple(round(2 ** rng.uniform(3, np.log2(max(contexts)))) for _ in range(batch))))
     fitting = [
         point
         for point in dict.fromkeys(points)

@@ -20,7 +20,8 @@ from mainspring.core.messages import Cancel, GrantedRow, Message, SamplingParams
 from mainspring.core.policy import SampleOutput, SamplerContext
 from mainspring.plugins.executors.cupy import CupyExecutor, Options
 from mainspring.plugins.executors.cupy_buffers import Staging
-from mainspring.plugins.executors.cupy_draw import Draws, can_draw
+from mainspring.plugins.executors.cupy_draw import Draws
+from mainspring.plugins.executors.standard_plan import can_draw
 from mainspring.plugins.executors.torch import TorchExecutor
 from mainspring.plugins.models.tiny import write_tiny_model
 from mainspring.plugins.settings import Config

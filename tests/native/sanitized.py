@@ -1,5 +1,5 @@
 """Run in a process of its own, with a sanitizer preloaded: whole steps of a library over ragged
-shapes, with weights in every format.
+shapes, with weights in every format, and tokens drawn from what comes out.
 
     python -m tests.native.sanitized LIBRARY SEED ROUNDS
 
@@ -31,6 +31,14 @@ def load_abi() -> ModuleType:
 
 
 abi = load_abi()
+#: What rows are drawn with: temperature, top-p, min-p, uniform, top-k.
+COLUMNS = (
+    ([0.0, 0.5, 1.0, 20.0], np.float64),
+    ([0.0, 0.5, 1.0], np.float64),
+    ([0.0, 0.1, 1.0], np.float64),
+    ([0.0, 0.5, 1 - 2**-53], np.float64),
+    ([0, 1, 5, 1000], np.int32),
+)
 
 
 class Run:
@@ -129,6 +137,19 @@ class Run:
             assert np.isfinite(logits).all()
             for row in rows:
                 done[row] += counts[row]
+            self.draw(logits)
+
+    def draw(self, logits: Any) -> None:
+        """One token of each row, with any parameters."""
+        random, (rows, vocab) = self.random, logits.shape
+        columns = [np.asarray(random.choice(values, rows), kind) for values, kind in COLUMNS]
+        bans = [random.integers(0, limit, 3 if rows else 0) for limit in (max(rows, 1), vocab)]
+        ids, states = np.full(rows, -1, np.int32), np.full(rows, -1, np.int32)
+        addresses = [array.ctypes.data for array in (logits, *columns, *bans, ids, states)]
+        self._library.ms_draw(
+            self.engine, c.byref(abi.Draw(*addresses, rows, vocab, len(bans[0]), 62 - vocab.bit_length()))
+        )
+        assert all(0 <= one < vocab for one in ids) and {*states} <= {0, 4}  # 4: all of them were banned
 
 
 def main() -> None:

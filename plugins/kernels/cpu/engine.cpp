@@ -1,5 +1,6 @@
 // One step of a Llama-like network in one call, and each of its operators by itself.
 #include "attention.hpp"
+#include "draw.hpp"
 #include "linear.hpp"
 #include "pool.hpp"
 #include <exception>
@@ -28,7 +29,7 @@ Heads heads_of(const KV &kv, int num_heads) {
 class Engine {
 public:
     Pool pool;
-    explicit Engine(int threads) : pool(threads), scratch(threads), rows(threads) {}
+    explicit Engine(int threads) : pool(threads), scratch(threads), rows(threads), drawers(threads) {}
 
     // --- phases: called by all threads of a job
 
@@ -220,6 +221,16 @@ public:
         });
     }
 
+    void draw(const Draw &d) {
+        for (int i = 0; i < d.num_bans; i++) {
+            float &x = d.logits[(size_t)d.banned_rows[i] * d.vocab + d.banned_ids[i]];
+            if (x == x) x = -std::numeric_limits<float>::infinity();            // a NaN stays, so that it is noticed
+        }
+        pool.run([&](Walk &walk, int thread) {
+            Pool::parts(walk, d.num_rows, [&](int row) { drawers[thread].draw(d, row); });
+        });
+    }
+
     static void embed(const Table &t, int id, float *to) {
         read_row(t.source, (const char *)t.rows + id * t.row_bytes, t.width, to);
     }
@@ -229,6 +240,7 @@ private:
     Buffer hidden_buffer, qkv_buffer, attention_buffer, ffn_buffer, floats, words16, words8, partials;
     std::vector<Scratch> scratch;
     std::vector<Buffer> rows;
+    std::vector<Drawer> drawers;
     std::vector<Unit> units;
     std::vector<Span> spans;
     std::vector<int> begins, dummies;
@@ -312,6 +324,8 @@ void ms_silu_mul(Engine *e, const float *gate_up, int count, int width, float *o
         });
     });
 }
+
+void ms_draw(Engine *e, const Draw *d) { e->draw(*d); }
 
 void ms_step(Engine *e, const Model *m, const Batch *b, float *logits) { e->step(*m, *b, logits); }
 
