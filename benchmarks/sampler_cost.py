@@ -4,7 +4,7 @@
 
 ``--spread`` is the standard deviation of the logits: 6 is about as peaked as a small language model, 1 is nearly flat
 and the worst case for plain sampling.  Every figure is the fastest of several rounds; the ratio is to the baseline at
-the same number of rows in the same run.  ``plan`` is the actor half (host only), for rows that draw.
+the same number of rows in the same run.  ``native``: the executor's kernels instead.  ``plan`` is the actor half (host only), for rows that draw.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ import torch
 
 from mainspring.core.messages import GrantedRow, SamplingParams, Started, StepGrant, StepLaunch
 from mainspring.core.policy import SamplerContext
+from mainspring.plugins.executors import native_abi
+from mainspring.plugins.executors.native_build import CannotBuild, best_instruction_set, build
+from mainspring.plugins.executors.native_ops import NativeOps
+from mainspring.plugins.executors.ops import HeadShape, KVShape
+from mainspring.plugins.models.config_hf import from_hf
+from mainspring.plugins.models.tiny import CONFIG
 from mainspring.samplers.standard import StandardSampler
 
 KINDS = {
@@ -43,6 +49,19 @@ def grant(params: SamplingParams, num_rows: int) -> StepGrant:
     return StepGrant(0, rows, started=tuple(Started(f"r{n}", (0,) * 9, 9, 0, params) for n in range(num_rows)))
 
 
+def native_ops(threads: int) -> NativeOps | None:
+    """Kernels to draw with; None where they cannot be built."""
+    model = from_hf(CONFIG, (), "tiny", "benchmark")
+    heads = HeadShape(model.num_heads, model.num_kv_heads, model.head_dim, model.rope)
+    kv = KVShape(1, 2, 16, model.num_kv_heads, model.head_dim)
+    try:
+        library = native_abi.load(build(best_instruction_set(), print))
+    except CannotBuild as error:
+        print(f"no native kernels: {error}")
+        return None
+    return NativeOps(heads, kv, library=library, threads=threads)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--vocab", type=int, default=49152)
@@ -53,6 +72,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="per figure")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    ops = native_ops(options.threads) if options.device == "cpu" else None
     print(f"{options.device}, vocab {options.vocab}, spread {options.spread:g}, {options.threads} threads; us per row")
     for num_rows in options.rows:
         generator = torch.Generator().manual_seed(1)
@@ -68,6 +88,9 @@ def main() -> None:
             assert isinstance(launch, StepLaunch)
             cost = fastest(lambda s=sampler, x=logits, p=launch.sampling: s.run(x, p), options.seconds)  # type: ignore[misc]
             print(f"{num_rows:4d} rows  {name:22s} {cost / num_rows:9.1f}  x{cost / base:.2f}")
+            if ops and params.temperature:
+                cost = fastest(lambda x=logits, p=launch.sampling: ops.draw(x, p), options.seconds)  # type: ignore[misc]
+                print(f"{num_rows:4d} rows  {name + ', native':22s} {cost / num_rows:9.1f}  x{cost / base:.2f}")
         step = StepGrant(0, grant(KINDS["plain"], num_rows).rows)
         planned = fastest(lambda s=sampler, m=step: list(s.handle(m, 0.0)), options.seconds / 5)  # type: ignore[misc]
         print(f"{num_rows:4d} rows  {'plan':22s} {planned / num_rows:9.1f}  x{planned / base:.2f}")

@@ -31,3 +31,8 @@ def cgroup_folders(proc: Path, cgroup: Path) -> set[Path]:
         folder = cgroup / part
         folders |= {folder, *(parent for parent in folder.parents if cgroup in parent.parents)}
     return folders
+
+
+def threads_in_words(threads: int) -> str:
+    """For people."""
+    return f"{threads} thread" if threads == 1 else f"{threads} threads"

@@ -19,7 +19,7 @@ from ..models.llama import Llama, Read
 from ..models.mapped import NAMES
 from ..settings import Config
 from . import native_abi
-from .cores import usable_cores
+from .cores import threads_in_words, usable_cores
 from .dtypes import Formats, NativeFormats, head_bytes, resolve_native
 from .families import Backend, load_family
 from .loaded import Network
@@ -59,7 +59,7 @@ class NativeExecutor(TorchExecutor):
         torch.set_num_threads(threads)
         backend = NativeBackend(config, formats, library, threads)
         self._loaded = loaded = load_family(config, opened, formats, progress, backend)
-        return self.info(loaded, f"native kernels ({kind.name}), {threads} threads", formats)
+        return self.info(loaded, f"native kernels ({kind.name}), {threads_in_words(threads)}", formats)
 
     def _draw(self, logits: torch.Tensor, plan: Any, sample: Sample) -> SampleOutput:
         network = None if self._loaded is None else self._loaded.network

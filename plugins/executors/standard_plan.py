@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .overlap import Sample
+if TYPE_CHECKING:  # it needs messages, and gpu_check has to run without msgspec
+    from .overlap import Sample
 
 #: What a draw says of a row: drawn.  Other states are reasons, see ``StandardPlan.why``.
 DRAWN = 0

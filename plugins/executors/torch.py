@@ -16,7 +16,7 @@ from ..models.checkpoint import Checkpoint, open_model
 from ..models.foreign import ForeignFolder
 from ..settings import Config
 from .batch import StepBatch, build
-from .cores import usable_cores
+from .cores import threads_in_words, usable_cores
 from .dtypes import Formats, resolve
 from .families import load_family
 from .foreign import load_foreign
@@ -46,7 +46,7 @@ class TorchExecutor:
         else:
             loaded = load_family(config, opened, formats, progress)
         self._loaded = loaded
-        return self.info(loaded, f"torch {torch.__version__}, {threads} threads", formats)
+        return self.info(loaded, f"torch {torch.__version__}, {threads_in_words(threads)}", formats)
 
     def take_model(self) -> Checkpoint | ForeignFolder:
         """The opened model, for the one load there is.  Raises ConfigError."""
