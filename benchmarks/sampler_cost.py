@@ -4,7 +4,8 @@
 
 ``--spread`` is the standard deviation of the logits: 6 is about as peaked as a small language model, 1 is nearly flat
 and the worst case for plain sampling.  Every figure is the fastest of several rounds; the ratio is to the baseline at
-the same number of rows in the same run.  ``native``: the executor's kernels instead.  ``plan`` is the actor half (host only), for rows that draw.
+the same number of rows in the same run.  ``native``: the executor's kernels instead.  ``plan`` is the actor half (host
+only), for rows that draw.
 """
 
 from __future__ import annotations
