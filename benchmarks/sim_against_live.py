@@ -3,9 +3,10 @@
 First ``mainspring calibrate --set executor.threads=1`` on this machine, then this with its file.  For each pair of
 policies and its scenario: the capacity, ``fcfs`` at 0.5 and 0.8 of it, and pairs of runs on equal arrivals at 0.8, all
 live (one executor thread, the generator in the event loop's thread).  Before and after each live run a few steps say
-how fast the machine is just then (``parts/pace.py``), and virtual time runs at that pace.  Each live run is a line of
-``live.jsonl`` as soon as it has ended, so the whole can be played in parts (``--minutes``) when the machine is idle;
-what virtual time says of the same arrivals is played for the report, which is printed at the end.
+how fast the machine is just then (``parts/pace.py``), and virtual time runs at that pace; with ``--own-pace`` at that
+of all steps of the run itself, for machines whose speed changes within minutes.  Each live run is a line of ``live.jsonl``
+as soon as it has ended, so the whole can be played in parts (``--minutes``) when the machine is idle; what virtual time
+says of the same arrivals is played for the report, which is printed at the end.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """A live run.  ``rho`` None and ``capacity`` in requests per second: everything came at once.
 
     ``turn_us``: median time from the end of a step to the start of the next while there was work.  ``pace``: of the
-    machine, mean of before and after.
+    machine, mean of before and after.  ``own_pace``: measured by predicted time of all its steps.
     """
 
     scenario: str
@@ -110,6 +111,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     turn_us: float
     capacity: float | None = None
     pace: float = 1.0
+    own_pace: float = 1.0
 
     @property
     def task(self) -> Task:
@@ -124,7 +126,7 @@ def tasks(name: str, pairs: int) -> Iterator[Task]:
         both = ["fcfs", "other"]
         Random(f"{name} {seed}").shuffle(both)
         yield from (Task(name, HEAVY, seed, arm) for arm in both)
-    yield Task(name, LIGHT, 1, "fcfs")
+    yield from (Task(name, LIGHT, seed, "fcfs") for seed in range(1, pairs))
 
 
 class Bench:
@@ -132,6 +134,7 @@ class Bench:
 
     def __init__(self, name: str, clock: str, args: argparse.Namespace) -> None:
         path = args.out / f"{name}_{clock}.toml"
+        self._own_pace: bool = args.own_pace
         few = args.requests * 3 // 5  # of the interactive ones; the others are the batch
         options = CASES[name].options.format(args.requests, few, args.requests - few)
         fields = {"steps": args.steps.resolve(), "executor": args.executor}
@@ -150,9 +153,9 @@ class Bench:
         return pace(self.clock.executor(config), config, Registry(), machine)
 
     def simulate(self, line: Line, machine: StepTimeFile) -> Line:
-        """The same run in virtual time, at the pace of then."""
+        """The same run in virtual time, at the pace of then: its own, or that of before and after."""
         assert isinstance(self.clock, SimulatedClock)
-        self.clock.machine = at_pace(machine, line.pace)
+        self.clock.machine = at_pace(machine, line.own_pace if self._own_pace else line.pace)
         return self.play(line.task, line.rate or math.inf)[0]
 
     def play(self, task: Task, rate: float) -> tuple[Line, Played]:
@@ -217,14 +220,14 @@ def measure(args: argparse.Namespace, lines: list[Line], machine: StepTimeFile) 
             most = next((line.capacity for line in lines if line.scenario == name and line.capacity), None)
             before = bench.pace(machine)
             line, played = bench.play(task, task.rho * most if most else math.inf)
-            line = msgspec.structs.replace(line, pace=round((before + bench.pace(machine)) / 2, 4))
+            paces = {"pace": (before + bench.pace(machine)) / 2, "own_pace": 1 / step_ratio(played, machine)}
+            line = msgspec.structs.replace(line, **{name: round(pace, 4) for name, pace in paces.items()})
             longest = max(longest, line.took_s + PACE_S)
             lines.append(line)
             with (args.out / "live.jsonl").open("ab") as file:
                 file.write(msgspec.json.encode(line) + b"\n")
             what = f"{name} rho {task.rho:g} seed {task.seed} {task.arm}"
-            ratio = step_ratio(played, at_pace(machine, line.pace))
-            said = f"{what}: {line.took_s:.0f} s, pace {line.pace:.3f}, steps {ratio:.3f} x predicted by measured"
+            said = f"{what}: {line.took_s:.0f} s, pace {line.own_pace:.3f}, before and after {line.pace:.3f}"
             print(said, file=sys.stderr, flush=True)
         if bench is not None:
             bench.clock.close()
@@ -249,7 +252,8 @@ def report(args: argparse.Namespace, lines: list[Line], machine: StepTimeFile) -
         signs.append(_sign(name, sim, live))
     print("\n| scenario | policy | metric | pairs | simulated | live | |\n| --- | --- | --- | --- | --- | --- | --- |")
     print("\n".join(signs))
-    turns, paces = [line.turn_us for line in lines], [line.pace for line in lines]
+    turns = [line.turn_us for line in lines]
+    paces = [line.own_pace if args.own_pace else line.pace for line in lines]
     bad = [f"{line.task}: {line.failed[0]}" for line in lines if line.failed]
     print(f"\n{len(lines)} live runs at paces from {min(paces):.2f} to {max(paces):.2f}", end="; ")
     print(f"between steps {min(turns):.0f} to {max(turns):.0f} us (medians of runs).")
@@ -307,6 +311,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--executor", default="native")
     parser.add_argument("--minutes", type=float, default=0.0, help="start no run that would end later (default: all)")
+    parser.add_argument("--own-pace", action="store_true", help="take a run's pace from its own steps")
     parser.add_argument("--report", action="store_true", help="play nothing live: only report on what there is")
     args = parser.parse_args()
     if args.steps is None:  # as one of all benchmarks: there is nothing to compare with
