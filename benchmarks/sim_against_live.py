@@ -4,9 +4,9 @@ First ``mainspring calibrate --set executor.threads=1`` on this machine, then th
 policies and its scenario: the capacity, ``fcfs`` at 0.5 and 0.8 of it, and pairs of runs on equal arrivals at 0.8, all
 live (one executor thread, the generator in the event loop's thread).  Before and after each live run a few steps say
 how fast the machine is just then (``parts/pace.py``), and virtual time runs at that pace; with ``--own-pace`` at that
-of all steps of the run itself, for machines whose speed changes within minutes.  Each live run is a line of ``live.jsonl``
-as soon as it has ended, so the whole can be played in parts (``--minutes``) when the machine is idle; what virtual time
-says of the same arrivals is played for the report, which is printed at the end.
+of all steps of the run itself, for machines whose speed changes within minutes.  Each live run is a line of
+``live.jsonl`` as soon as it has ended, so the whole can be played in parts (``--minutes``) when the machine is idle;
+what virtual time says of the same arrivals is played for the report, which is printed at the end.
 """
 
 from __future__ import annotations
