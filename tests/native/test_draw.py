@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.native_kernels import native_library
+from tests.native_kernels import emulated_library, native_library
 
 from mainspring.core.errors import EngineFault
 from mainspring.core.policy import SampleOutput, SamplerContext
@@ -26,11 +26,11 @@ Logits = NDArray[np.float32]
 
 
 @cache
-def ops(threads: int = 2) -> NativeOps:
+def ops(threads: int = 2, *, emulated: bool = False) -> NativeOps:
     heads = HeadShape(MODEL.num_heads, MODEL.num_kv_heads, MODEL.head_dim, MODEL.rope)
-    return NativeOps(
-        heads, KVShape(1, 2, 4, MODEL.num_kv_heads, MODEL.head_dim), library=native_library(), threads=threads
-    )
+    kv = KVShape(1, 2, 4, MODEL.num_kv_heads, MODEL.head_dim)
+    library = emulated_library() if emulated else native_library()
+    return NativeOps(heads, kv, library=library, threads=threads)
 
 
 def plan(rows: int, **given: Any) -> SamplingPlan:
@@ -71,6 +71,15 @@ def check(logits: Logits, made: SamplingPlan) -> None:
     assert found.failed == expected.failed
     bad = [row for row, _ in expected.failed]
     assert np.delete(found.token_ids, bad).tolist() == np.delete(expected.token_ids, bad).tolist()
+
+
+@pytest.mark.slow
+def test_the_layout_of_avx512_draws_the_same() -> None:
+    random = np.random.default_rng(5)
+    for vocab in (1, 17, 100, 3001):
+        logits, made = random.standard_normal((20, vocab)).astype(np.float32), random_plan(20, random, vocab)
+        found = ops(emulated=True).draw(torch.from_numpy(logits.copy()), made)
+        assert found == drawn(logits, made)
 
 
 @pytest.mark.parametrize("seed", range(6))

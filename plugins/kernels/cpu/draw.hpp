@@ -100,7 +100,8 @@ private:
             int count = std::min(LANES, vocab - i);
             vf v = count == LANES ? load(x + i) : load((const float *)memcpy(tail, x + i, 4 * count));
             vf b = lesser((set1(best) - v) * steps, set1(BINS - 1.f));
-            *(bins_of_lanes *)&bin_of[i] = __builtin_convertvector(__builtin_convertvector(b, vi), bins_of_lanes);
+            bins_of_lanes bin = __builtin_convertvector(__builtin_convertvector(b, vi), bins_of_lanes);
+            memcpy(&bin_of[i], &bin, sizeof bin);
         }
         std::fill(bins, bins + BINS, Bin{});
         for (int i = 0; i < vocab; i++) bins[bin_of[i]].count++;
