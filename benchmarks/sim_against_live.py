@@ -109,9 +109,9 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     failed: list[str]
     took_s: float
     turn_us: float
+    pace: float
+    own_pace: float
     capacity: float | None = None
-    pace: float = 1.0
-    own_pace: float = 1.0
 
     @property
     def task(self) -> Task:
@@ -137,7 +137,8 @@ class Bench:
         self._own_pace: bool = args.own_pace
         few = args.requests * 3 // 5  # of the interactive ones; the others are the batch
         options = CASES[name].options.format(args.requests, few, args.requests - few)
-        fields = {"steps": args.steps.resolve(), "executor": args.executor}
+        steps = args.steps.resolve() if args.steps.suffix == ".toml" else args.steps
+        fields = {"steps": steps, "executor": args.executor}
         text = TEMPLATE.format(case=CASES[name], name=name, clock=clock, options=options, **fields)
         path.write_text(text, encoding="utf-8")
         self.experiment: Experiment = spec_of.read(path)
@@ -182,6 +183,8 @@ class Bench:
             failed=[*summary.facts.failed, *filter(None, [summary.facts.late])],
             took_s=round(played.took_s, 2),
             turn_us=round(turn_us(played), 1),
+            pace=1.0,
+            own_pace=1.0,
             capacity=capacity(played.run) if math.isinf(task.rho) else None,
         )
         return line, played

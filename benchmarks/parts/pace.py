@@ -27,12 +27,14 @@ POINTS: Sequence[Point] = (
 )
 
 
-def pace(executor: Executor, config: Config, registry: Registry, machine: StepTimeFile, rounds: int = 3) -> float:
+def pace(executor: Executor, config: Config, registry: Registry, machine: StepTimeFile, rounds: int = 5) -> float:
     """Mean over ``POINTS`` of measured by predicted time; ``executor`` is between two kernels.  Takes some seconds."""
     info = executor.load(lambda _line: None)
     ends = SamplerContext(info.vocab_size, info.end_token_ids)
     sampler = registry.make("sampler", config.sampler.use, config.sampler.options, ends)
-    bench = Bench(executor, sampler, info, config.allocator.block_size)
+    size = config.allocator.block_size
+    bench = Bench(executor, sampler, info, size)
+    bench.fill(max(size * point.num_blocks(size) for point in POINTS))
     measured = measure(bench, POINTS, rounds, lambda _line: None)
     return statistics.fmean(seconds / machine.step(features) for features, seconds in measured)
 

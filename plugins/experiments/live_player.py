@@ -71,11 +71,13 @@ class LivePlayer:
         now = self._port.now()
         for row in message.rows:
             self._ids.setdefault(number_of(row.rid), []).extend(row.token_ids)
+        later: defaultdict[float, list[int]] = defaultdict(list)
         for number in self._collect.emit(message, now):
             self._ended += 1
             for due, child in self._traffic.ended(number, now):
-                self._make(child)
-                self._later(due, [child])
+                later[due].append(child)
+        for due, children in later.items():  # after the plan of the next step, which waits for this
+            asyncio.get_running_loop().call_soon(self._prepare, due, children)
         if self._ended == len(self._made.rows) and not self._done.done():
             self._done.set_result(None)
 
@@ -129,6 +131,11 @@ class LivePlayer:
             sampling = msgspec.structs.replace(sampling, max_tokens=submit.forced_length or 1, ignore_eos=False)
         forced = submit.forced_length if self._forced else None
         self._submits[number] = msgspec.structs.replace(submit, sampling=sampling, forced_length=forced)
+
+    def _prepare(self, due: float, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._make(number)
+        self._later(due, numbers)
 
     def _later(self, due: float, numbers: Sequence[int]) -> None:
         assert self._port is not None

@@ -154,10 +154,15 @@ def measure(
             taken[index].append(seconds)
         if not turn:
             mean = statistics.fmean(times[0] for times in taken)
-            turns = [max(1, min(MOST_TURNS, round(mean / times.pop()))) for times in taken]
+            turns = [max(1, min(MOST_TURNS, round(mean / max(times.pop(), 1e-9)))) for times in taken]
         progress(f"round {turn} of {repeats}: {len(order)} steps" if turn else "warmed up")
     for one, times in zip(features, taken, strict=True):
-        yield one, statistics.fmean(sorted(times)[: -(-len(times) * 4 // 5)])
+        yield one, typical(times)
+
+
+def typical(times: Sequence[float]) -> float:
+    """Mean without the slowest fifth; of few the median."""
+    return statistics.median(times) if len(times) < 5 else statistics.fmean(sorted(times)[: -(-len(times) * 4 // 5)])
 
 
 def calibrate(

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.experiments.lab import write
 
@@ -21,6 +22,7 @@ from mainspring.plugins.experiments.runner import Runner
 from mainspring.plugins.experiments.store import Store
 from mainspring.plugins.settings import Config
 from mainspring.plugins.testing.fake_executor import FakeExecutor
+from mainspring.plugins.traces.canonical import TraceRow
 
 HEAD = 'name = "live"\nbaseline = "fcfs"\nprimary = "tpot_mean"\nseeds = 5\nclock = "live"\nwarmup = 0.0\n'
 ARMS = (
@@ -69,6 +71,21 @@ def test_sessions_wait_for_their_parents(tmp_path: Path) -> None:
         assert row.parent is not None
         ended = run.requests[row.parent].finished_s
         assert ended is not None and one.arrival_s >= ended + row.delay_s - 1e-9
+
+
+def test_what_comes_at_one_moment_is_seen_by_one_plan(tmp_path: Path) -> None:
+    """Roots that are due together, and children whose parents have ended together, as in virtual time."""
+    experiment = spec.read(write(tmp_path, head=HEAD, arms=ARMS, workload=WORK, load="[load]\nrate = [inf]\n"))
+    made = workload.at_rate(workload.source(experiment)(1), float("inf"))
+    root = TraceRow(arrival_s=0.0, input_tokens=20, output_tokens=4)
+    child = msgspec.structs.replace(root, parent=0, delay_s=0.01)
+    made = msgspec.structs.replace(made, rows=(root, root, child, msgspec.structs.replace(child, parent=1)))
+    clock = LiveClock(experiment, fake)
+    runner = Runner(experiment, Store(tmp_path / "out", experiment, False), clock)
+    run, *_ = clock.play(runner.arms["fcfs"], made, 1, "pair")
+    assert [step.batch for step in run.steps] == [2] * 8
+    assert run.requests[2].arrival_s == run.requests[3].arrival_s
+    clock.close()
 
 
 def test_a_live_experiment_ends_in_a_verdict_or_says_why_not(tmp_path: Path) -> None:

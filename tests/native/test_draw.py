@@ -115,6 +115,13 @@ def test_a_row_draws_the_same_in_any_batch_and_with_any_threads() -> None:
         assert drawn(logits[row : row + 1], alone).token_ids == [together[row]]
 
 
+def test_a_banned_token_and_a_huge_temperature() -> None:
+    """Everything possible lies close together, and one token infinitely far off."""
+    logits = np.random.default_rng(7).standard_normal((4, 3001)).astype(np.float32)
+    for temperature in (1e4, 1e30):
+        check(logits, plan(4, temperature=temperature, uniform=[0.0, 0.3, 0.9, 1 - 2**-53], bans=[(0, 2), (1, 3000)]))
+
+
 def test_rows_without_a_usable_logit_are_named() -> None:
     logits = np.zeros((6, 70), np.float32)
     logits[0, 3], logits[1, 4], logits[2], logits[3, 5], logits[3, 6] = np.nan, np.inf, -np.inf, np.inf, np.nan

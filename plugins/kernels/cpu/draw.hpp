@@ -49,19 +49,22 @@ private:
     std::vector<Token> few;
     Bin bins[BINS];
 
-    // The best and the lowest logit, or what makes the row unusable.
+    // The best logit and the lowest that is possible at all, or what makes the row unusable.
     int survey() {
         vf high = set1(-INFINITE), low = set1(INFINITE);
         vi strange = {};
         int i = 0;
         for (; i + LANES <= vocab; i += LANES) {
             vf v = load(x + i);
-            high = greater(v, high), low = lesser(v, low), strange |= v != v;
+            high = greater(v, high), low = lesser(v == -INFINITE ? set1(INFINITE) : v, low), strange |= v != v;
         }
         best = largest(high), lowest = -largest(-low);
         bool broken = false;
         for (int lane = 0; lane < LANES; lane++) broken |= strange[lane] != 0;
-        for (; i < vocab; i++) best = std::max(best, x[i]), lowest = std::min(lowest, x[i]), broken |= x[i] != x[i];
+        for (; i < vocab; i++) {
+            best = std::max(best, x[i]), broken |= x[i] != x[i];
+            if (x[i] != -INFINITE) lowest = std::min(lowest, x[i]);
+        }
         return broken ? HAS_NAN : best == INFINITE ? HAS_INFINITE : best == -INFINITE ? HAS_NONE : DRAWN;
     }
 
@@ -95,7 +98,8 @@ private:
         float range = best - lowest, steps = (float)(32. / temperature);
         if (range > 0 && range * steps < BINS - 2) steps = (BINS - 2) / range;
         bin_of.resize(rounded_up(vocab, LANES));
-        float tail[LANES] = {};
+        float tail[LANES];
+        std::fill(tail, tail + LANES, best);
         for (int i = 0; i < vocab; i += LANES) {
             int count = std::min(LANES, vocab - i);
             vf v = count == LANES ? load(x + i) : load((const float *)memcpy(tail, x + i, 4 * count));
