@@ -106,7 +106,11 @@ class ExecutorThread:
         self._inbox.put(lambda: self._step(message))
 
     def stalled_for(self) -> float:
-        return self._now() - self._launched[0] if self._launched else 0.0
+        try:
+            oldest = self._launched[0]
+        except IndexError:  # none; to ask first would not help: the last may end meanwhile, on the executor's thread
+            return 0.0
+        return self._now() - oldest
 
     def abandon(self) -> None:
         self._abandoned = True

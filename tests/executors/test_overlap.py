@@ -93,6 +93,28 @@ def wait_for(happened: Callable[[float], bool]) -> None:
     assert happened(WAIT_S)
 
 
+async def test_the_last_step_may_end_while_somebody_asks_how_long_it_takes() -> None:
+    """Between the question whether there is a step and the look at it; the watchdog asks on the loop's thread."""
+    executor = Overlapping()
+    moments = iter([1.0, 5.0])
+
+    def now() -> float:
+        moment = next(moments)
+        if moment > 1.0:
+            executor.ends[0].set()
+            posts.until(1)
+        return moment
+
+    posts = Posts()
+    thread = ExecutorThread(executor, posts, now)
+    thread.serve(lambda logits, plan: SampleOutput([], []))
+    thread.deliver(launch(0))
+    wait_for(executor.begun[0].wait)
+    assert thread.stalled_for() == 4.0
+    assert thread.stalled_for() == 0.0
+    await thread.close()
+
+
 async def test_a_step_is_begun_while_the_one_before_it_runs() -> None:
     executor = Overlapping()
     thread, posts = serve(executor)
