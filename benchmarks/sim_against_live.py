@@ -201,11 +201,11 @@ def turn_us(played: Played) -> float:
     return median(gaps) * 1e6 if gaps else 0.0
 
 
-def step_ratio(played: Played, machine: StepTimeFile) -> float:
-    """Predicted by measured time of all steps."""
+def own_pace(played: Played, machine: StepTimeFile) -> float:
+    """Measured by predicted time of all steps."""
     steps = played.run.steps
     predicted = sum(machine.step(Features(step.prefill, step.decode, step.kv, step.attention)) for step in steps)
-    return predicted / sum(step.seconds for step in steps)
+    return sum(step.seconds for step in steps) / predicted
 
 
 def measure(args: argparse.Namespace, lines: list[Line], machine: StepTimeFile) -> None:
@@ -223,7 +223,7 @@ def measure(args: argparse.Namespace, lines: list[Line], machine: StepTimeFile) 
             most = next((line.capacity for line in lines if line.scenario == name and line.capacity), None)
             before = bench.pace(machine)
             line, played = bench.play(task, task.rho * most if most else math.inf)
-            paces = {"pace": (before + bench.pace(machine)) / 2, "own_pace": 1 / step_ratio(played, machine)}
+            paces = {"pace": (before + bench.pace(machine)) / 2, "own_pace": own_pace(played, machine)}
             line = msgspec.structs.replace(line, **{name: round(pace, 4) for name, pace in paces.items()})
             longest = max(longest, line.took_s + PACE_S)
             lines.append(line)

@@ -128,9 +128,8 @@ class Bench:
             slots = tuple(blocks[at // self._size] * self._size + at % self._size for at in range(start, start + count))
             ids = tuple(self._ids.randrange(20, self._info.vocab_size - 20) for _ in range(count))
             rows.append(GrantedRow(f"c{number}", start, count, ids, True, blocks, slots))
-        sampling = SamplingParams(
-            max_tokens=1 << 20, ignore_eos=True, seed=self._step
-        )  # drawn, as requests are that say nothing
+        # Drawn, as requests are that say nothing.
+        sampling = SamplingParams(max_tokens=1 << 20, ignore_eos=True, seed=self._step)
         started = tuple(Started(row.rid, row.token_ids or (), row.count, 0, sampling) for row in rows)
         grant = StepGrant(self._step, tuple(rows), started, tuple(row.rid for row in rows) if self._step > 1 else ())
         made = [message for message in self._sampler.handle(grant, 0.0) if isinstance(message, StepLaunch)]

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.draws import Columns, columns, random_parameters
 from tests.emulator.module import RawModule, schedule
 
 from mainspring.plugins.kernels.cuda.sampling import DRAWN, NAN, NEGATIVE, POSITIVE, Sampling
 from mainspring.samplers.stages import ORDER, Prefix, RowParams, argmax, draw
 
-Columns = dict[str, NDArray[Any]]
-
 
 @cache
 def kernels() -> Sampling:
     return Sampling(RawModule)
-
-
-def columns(rows: int, **given: Any) -> Columns:
-    """Parameters of ``rows`` rows; what is not given is off."""
-    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "uniform": 0.5}
-    dtypes = {"top_k": np.int32}
-    return {
-        name: np.ascontiguousarray(np.broadcast_to(given.get(name, value), rows), dtypes.get(name, np.float64))
-        for name, value in off.items()
-    }
 
 
 def sample(logits: NDArray[np.float32], parameters: Columns) -> tuple[list[int], list[int]]:
@@ -55,18 +43,6 @@ def expected(logits: NDArray[np.float32], parameters: Columns) -> list[int]:
     ids, settled = draw(prefix, params.uniform)
     assert settled.all()
     return torch.where(greedy, argmax(whole), ids).tolist()
-
-
-def random_parameters(rows: int, random: np.random.Generator, vocab: int) -> Columns:
-    choose = random.choice
-    return columns(
-        rows,
-        temperature=choose([0.0, 0.05, 0.7, 1.0, 3.0, 50.0], rows),
-        top_k=choose([0, 0, 1, 2, 40, vocab - 1, vocab], rows),
-        top_p=choose([1.0, 1.0, 0.0, 0.1, 0.9, 0.999], rows),
-        min_p=choose([0.0, 0.0, 0.05, 0.5, 1.0], rows),
-        uniform=choose([0.0, 1 - 2**-53, 0.25, 0.5, *random.random(4)], rows),
-    )
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.draws import columns, random_parameters
 from tests.native_kernels import emulated_library, native_library
 
 from mainspring.core.errors import EngineFault
@@ -35,29 +36,18 @@ def ops(threads: int = 2, *, emulated: bool = False) -> NativeOps:
 
 def plan(rows: int, **given: Any) -> SamplingPlan:
     """Parameters of ``rows`` rows; what is not given is off."""
-    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "uniform": 0.5}
-    dtypes = {"top_k": np.int32, "uniform": np.float64}
-    columns: dict[str, Any] = {
-        name: np.ascontiguousarray(np.broadcast_to(given.get(name, value), rows), dtypes.get(name, np.float32))
-        for name, value in off.items()
-    }
-    bans = np.asarray(given.get("bans", ()), np.int64).reshape(-1, 2)
-    return SamplingPlan(
-        **columns, greedy=columns["temperature"] == 0, banned_rows=bans[:, 0].copy(), banned_ids=bans[:, 1].copy()
-    )
+    bans = given.pop("bans", ())
+    made = columns(rows, **given)
+    made |= {name: made[name].astype(np.float32) for name in ("temperature", "top_p", "min_p")}
+    pairs = np.asarray(bans, np.int64).reshape(-1, 2)
+    fields: dict[str, Any] = {**made, "greedy": made["temperature"] == 0}
+    return SamplingPlan(**fields, banned_rows=pairs[:, 0].copy(), banned_ids=pairs[:, 1].copy())
 
 
 def random_plan(rows: int, random: np.random.Generator, vocab: int) -> SamplingPlan:
-    choose = random.choice
-    return plan(
-        rows,
-        temperature=choose([0.0, 0.05, 0.7, 1.0, 3.0, 50.0], rows),
-        top_k=choose([0, 0, 1, 2, 40, vocab - 1, vocab], rows),
-        top_p=choose([1.0, 1.0, 0.0, 0.1, 0.9, 0.999], rows),
-        min_p=choose([0.0, 0.0, 0.05, 0.5, 1.0], rows),
-        uniform=choose([0.0, 1 - 2**-53, 0.25, 0.5, *random.random(4)], rows),
-        bans=np.stack((choose(rows, 5), choose(vocab, 5)), 1) if vocab > 10 else (),
-    )
+    made = random_parameters(rows, random, vocab)
+    pairs = random.choice(rows, 5), random.choice(vocab, 5)
+    return plan(rows, **made, bans=np.stack(pairs, 1) if vocab > 10 else ())
 
 
 def drawn(logits: Logits, made: SamplingPlan, threads: int = 2) -> SampleOutput:
@@ -109,9 +99,8 @@ def test_a_row_draws_the_same_in_any_batch_and_with_any_threads() -> None:
         columns = {
             name: getattr(made, name)[row : row + 1] for name in ("temperature", "top_k", "top_p", "min_p", "uniform")
         }
-        mine = np.stack((np.zeros(0, np.int64),) * 2, 1)
         bans = np.asarray([(0, one) for at, one in zip(made.banned_rows, made.banned_ids, strict=True) if at == row])
-        alone = plan(1, **columns, bans=bans if len(bans) else mine)
+        alone = plan(1, **columns, bans=bans)
         assert drawn(logits[row : row + 1], alone).token_ids == [together[row]]
 
 

@@ -39,6 +39,7 @@ private:
     typedef uint16_t bins_of_lanes __attribute__((vector_size(2 * LANES)));
     struct Bin { int64_t mass, count; };
     struct Token { float logit; int id; };
+    struct Reached { int bin; int64_t mass, count; };
     struct Place { int id; int64_t mass; };                 // a token, and the mass up to and including it
 
     const float *x;                                         // the row
@@ -131,21 +132,20 @@ private:
         return likely;
     }
 
-    // The bin in which the cumulated counts reach the goal.
-    int bin_by_count(int64_t goal) const {
-        int at = 0;
-        for (int64_t count = bins[0].count; count < goal && at < BINS - 1;) count += bins[++at].count;
-        return at;
+    // The bin in which the cumulated counts (or masses) reach the goal, and what lies before it.
+    Reached locate(int64_t goal, bool by_count) const {
+        Reached r = {0, 0, 0};
+        for (; r.bin < BINS - 1; r.bin++) {
+            const Bin &here = bins[r.bin];
+            if ((by_count ? r.count + here.count : r.mass + here.mass) >= goal) break;
+            r.mass += here.mass, r.count += here.count;
+        }
+        return r;
     }
 
     // The first token at which the count or the mass, cumulated in order, reaches the goal.
     Place find(int64_t goal, bool by_count) {
-        int64_t mass = 0, count = 0;
-        int at = 0;
-        for (; at < BINS - 1; at++) {
-            if ((by_count ? count + bins[at].count : mass + bins[at].mass) >= goal) break;
-            mass += bins[at].mass, count += bins[at].count;
-        }
+        auto [at, mass, count] = locate(goal, by_count);
         few.clear();
         for (int i = 0; i < vocab; i++)
             if (bin_of[i] == at) few.push_back({x[i], i});
@@ -166,7 +166,7 @@ private:
         bits = d.bits, scale = std::ldexp(1., bits), temperature = d.temperature[row];
         bool cut = top_k > 0 && top_k < vocab;
         sort_into_bins();
-        int64_t likely = fill_bins(cut ? bin_by_count(top_k) : BINS - 1, (int64_t)std::ceil(min_p * scale)), mass = 0;
+        int64_t likely = fill_bins(cut ? locate(top_k, true).bin : BINS - 1, (int64_t)std::ceil(min_p * scale)), mass = 0;
         for (const Bin &bin : bins) mass += bin.mass;
         if (cut) mass = std::min(mass, find(top_k, true).mass);
         if (top_p < 1) {
