@@ -22,12 +22,11 @@ def slot_mapping(block_table: BlockTable, start: int, count: int, block_size: in
     """Pool slot of each position in ``start .. start + count``: ``block * block_size + offset``."""
     if count == 1:
         return (block_table[start // block_size] * block_size + start % block_size,)
-    stop, slots = start + count, list[int]()
-    for index in range(start // block_size, -(-stop // block_size)):
-        first = (block_table[index] - index) * block_size  # slot of position p: first + p
-        low, high = max(start, index * block_size), min(stop, (index + 1) * block_size)
-        slots += range(first + low, first + high)
-    return tuple(slots)
+    stop, offset = start + count, start % block_size
+    slots: list[int] = []
+    for block in block_table[start // block_size : -(-stop // block_size)]:
+        slots += range(block * block_size, (block + 1) * block_size)
+    return tuple(slots[offset : offset + count])
 
 
 class PagedAllocator:
@@ -65,17 +64,19 @@ class PagedAllocator:
             return ()
         for rid in (*message.released, *message.preempted):
             self._release(rid)
-        granted, denied = list[GrantedRow](), list[str]()
+        granted: list[GrantedRow] = []
+        denied: list[str] = []
         size, step, tables, newest, lengths = self.block_size, message.step, self.tables, self._newest, self._lengths
         for row in message.rows:
             rid, start, count = row.rid, row.start, row.count
-            table = tables.get(rid, ())
-            if (short := -(-(start + count) // size) - len(table)) > 0:
+            stop, table = start + count, tables.get(rid, ())
+            if stop > len(table) * size:
+                short = -(-stop // size) - len(table)
                 if short > len(self.free):
                     denied.append(rid)
                     continue
-                table += tuple([self.free.popleft() for _ in range(short)])
-            tables[rid], lengths[rid], newest[rid] = table, start + count, step
+                tables[rid] = table = table + tuple([self.free.popleft() for _ in range(short)])
+            lengths[rid], newest[rid] = stop, step
             slots = slot_mapping(table, start, count, size)
             granted.append(GrantedRow(rid, start, count, row.token_ids, row.samples, table, slots))
         return (
@@ -184,9 +185,9 @@ class PagedDraft:
         held = self._held.get(rid)
         if held is None:
             held = len(self._tables.get(rid, ()))
-        need = -(-num_tokens // self._size) - held
-        if need <= 0:
+        if num_tokens <= held * self._size:
             return 0
+        need = -(-num_tokens // self._size) - held
         if need > self._free:
             return need - self._free
         self._free -= need

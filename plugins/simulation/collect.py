@@ -28,17 +28,20 @@ class Collector:
 
     def count(self, now: float, live: int) -> None:
         """The host has had ``live`` requests since the last call: call it before every message is handled."""
-        self._in_system_s += live * (now - self._seen_at)
-        self._seen_at = now
+        if now != self._seen_at:
+            self._in_system_s += live * (now - self._seen_at)
+            self._seen_at = now
 
     def emit(self, emit: Emit, now: float) -> list[int]:
         """Take news in; returns the rows that have ended with it."""
-        times, ended = self._times, list[int]()
+        times = self._times
+        ended: list[int] = []
         for row in emit.rows:
-            if len(row.token_ids) == 1:
+            count = len(row.token_ids)
+            if count == 1:
                 times[row.rid].append(now)
-            elif row.token_ids:
-                times[row.rid] += [now] * len(row.token_ids)
+            elif count:
+                times[row.rid] += [now] * count
             if row.finish is not None:
                 number = number_of(row.rid)
                 self._finishes[number] = now, row.finish

@@ -146,7 +146,7 @@ class Player:
 
     def _see(self, message: Message, now: float) -> None:
         self._collect.count(now, len(self._host.records))
-        if isinstance(message, StepResult):
+        if type(message) is StepResult:
             self._collect.step(message, *self._features.pop(message.step))
 
     def _on_emit(self, emit: Emit, now: float) -> None:

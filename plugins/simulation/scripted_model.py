@@ -30,7 +30,9 @@ class ScriptedModel:
         return self.info
 
     def execute(self, launch: StepLaunch, sample: Callable[[Any, Any], SampleOutput]) -> StepResult:
-        answers, rids, ids = self._answers, list[str](), list[int]()
+        answers = self._answers
+        rids: list[str] = []
+        ids: list[int] = []
         for row in launch.rows:
             if row.samples:
                 rid = row.rid

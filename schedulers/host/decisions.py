@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -26,15 +26,14 @@ class Books(Protocol):
 def fault_of(decision: Decision, books: Books, now: float) -> str:
     """Why the decision cannot be used, or ``""``."""
     running, limits = books.running, books.config
-    victims = set[str]()
-    for rid in decision.preempt:
-        if rid not in running or rid in victims:
-            return f"victim {rid!r} is not running or named twice"
-        victims.add(rid)
+    victims = frozenset(decision.preempt)
+    if len(victims) < len(decision.preempt) or not victims <= running.keys():
+        return _victim_fault(decision, books)
     tokens = dict(decision.rows)
-    if not _are_good(tokens, len(decision.rows), victims, books):
+    newcomers = [rid for rid in tokens if rid not in running]
+    if not _are_good(tokens, newcomers, len(decision.rows), victims, books):
         return _row_fault(decision, victims, books)
-    total, started = sum(tokens.values()), len(tokens.keys() - running.keys())
+    total, started = sum(tokens.values()), len(newcomers)
     if total > limits.token_budget:
         return f"{total} tokens planned, the budget is {limits.token_budget}"
     if started and len(running) - len(decision.preempt) + started > limits.max_running:
@@ -47,18 +46,30 @@ def fault_of(decision: Decision, books: Books, now: float) -> str:
     return ""
 
 
-def _are_good(tokens: Mapping[str, int], num_rows: int, victims: set[str], books: Books) -> bool:
+def _victim_fault(decision: Decision, books: Books) -> str:
+    """The first victim that is wrong."""
+    seen = set[str]()
+    for rid in decision.preempt:
+        if rid not in books.running or rid in seen:
+            return f"victim {rid!r} is not running or named twice"
+        seen.add(rid)
+    raise AssertionError("every victim is good")
+
+
+def _are_good(
+    tokens: Mapping[str, int], newcomers: Sequence[str], num_rows: int, victims: frozenset[str], books: Books
+) -> bool:
     """All rows at once, which is many times faster than one by one."""
     return (
         len(tokens) == num_rows
-        and tokens.keys() <= books.records.keys()
+        and books.records.keys() >= frozenset(newcomers)
         and victims.isdisjoint(tokens)
         and {*map(type, tokens.values())} <= {int}
         and min(tokens.values(), default=1) >= 1
     )
 
 
-def _row_fault(decision: Decision, victims: set[str], books: Books) -> str:
+def _row_fault(decision: Decision, victims: frozenset[str], books: Books) -> str:
     """The first row that is wrong, and how."""
     seen = set(victims)
     for rid, count in decision.rows:

@@ -186,7 +186,9 @@ class Lifecycle:
     def _stop(self, message: m.Stop, now: float) -> None:
         for rid, kept, string in message.rows:
             if request := self.records.get(rid):
-                self.counters["wasted_tokens"] += len(request.output_ids) - kept
+                beyond = len(request.output_ids) - kept
+                self.counters["wasted_tokens"] += beyond
+                request.num_tokens -= beyond
                 del request.output_ids[kept:]
                 self._end(request, m.FinishReason.STOP, now, stop=string)
 
@@ -261,7 +263,7 @@ class Lifecycle:
         for request in self.records.values():
             assert (request.status is Status.RUNNING) == (request.rid in self.running), request.view
             assert 0 <= request.num_computed_tokens <= request.num_tokens <= request.limit, request.view
-            assert request.num_pending >= 0, request.view
+            assert request.num_pending == request.num_tokens - request.num_known_tokens >= 0, request.view
         assert len(self._in_flight) <= MAX_DEPTH
 
     def stats(self) -> Mapping[str, float]:

@@ -126,6 +126,12 @@ class Planner:
         self.guard, self._waiting = guard, waiting
 
 
+class Served(Decision):
+    """Running requests only, whose blocks were taken from a draft one by one: they fit, without another look."""
+
+    __slots__ = ()
+
+
 class _Step:
     """One step being composed.  A victim's tokens go back to the budget."""
 
@@ -148,10 +154,13 @@ class _Step:
                 self._planner.reject("split_budget", fault)
                 caps = None
         self._serve_running(caps)
+        served = len(self._rows)
         cap = view.token_budget if caps is None else caps.get("*", view.token_budget)
         if not self._preempted and view.admitting and view.num_waiting and cap > 0:
             self._admit_waiting(cap)
-        return Decision(tuple(self._rows.items()), tuple(self._preempted), (), {**self._reasons, **self._preempted})
+        reasons = {**self._reasons, **self._preempted}
+        kind = Decision if self._preempted or len(self._rows) > served else Served
+        return kind(tuple(self._rows.items()), tuple(self._preempted), (), reasons)
 
     def _fault(self, caps: Mapping[str, int]) -> str:
         if (
@@ -171,13 +180,12 @@ class _Step:
 
     def _serve_running(self, caps: Mapping[str, int] | None) -> None:
         """In the order of ``caps``, or of admission.  The hot loop: every request, every step."""
-        running, rows, extend = self._running, self._rows, self._blocks.extend
-        for rid in tuple(running) if caps is None else caps:
-            budget = self._budget
+        rows, preempted, budget, extend = self._rows, self._preempted, self._budget, self._blocks.extend
+        running = self._running if caps is None else {rid: self._running[rid] for rid in caps if rid != "*"}
+        for rid, request in tuple(running.items()):
             if budget <= 0:
-                return
-            request = running.get(rid)
-            if request is None:  # preempted for an earlier one, or "*"
+                break
+            if rid in preempted:  # for an earlier one
                 continue
             count = request.remaining()
             if count > budget:
@@ -186,10 +194,15 @@ class _Step:
                 count = caps[rid]
             if count > 0:
                 total = request.num_computed_tokens + count
-                short = extend(rid, total)
-                if not short or self._make_room(request.view, total, short):
-                    rows[rid] = count
-                    self._budget -= count  # which victims may have changed
+                if short := extend(rid, total):
+                    self._budget = budget
+                    made = self._make_room(request.view, total, short)
+                    budget = self._budget  # victims give theirs back
+                    if not made:
+                        continue
+                rows[rid] = count
+                budget -= count
+        self._budget = budget
 
     def _make_room(self, request: RequestView, total: int, short: int) -> bool:
         """Victims until a running request can hold ``total`` tokens, of which ``short`` blocks are missing."""

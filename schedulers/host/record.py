@@ -21,6 +21,7 @@ class Request:
         self.submit, self.rid, self.seq, self.arrival = submit, submit.rid, seq, arrival
         self.limit = limit  # most tokens (prompt + output) this request may ever hold
         self.num_prompt_tokens = len(submit.prompt_ids)
+        self.num_tokens = self.num_prompt_tokens  # known ones, and those that are being sampled
         sampling = submit.sampling
         #: Ids may end it: without a forced length, and unless it wants none of them.
         self.watches_ids = submit.forced_length is None and bool(sampling.stop_token_ids or not sampling.ignore_eos)
@@ -41,18 +42,14 @@ class Request:
         """Prompt and delivered output: the tokens whose ids the host knows."""
         return self.num_prompt_tokens + len(self.output_ids)
 
-    @property
-    def num_tokens(self) -> int:
-        return self.num_prompt_tokens + len(self.output_ids) + self.num_pending
-
     def remaining(self) -> int:
         """Known but not computed: what it could be given now.  0 when paused, when the ids in flight will end it by
         length, or (preempted) while one of its ids is still being sampled."""
-        pending = self.num_pending
-        known = self.num_prompt_tokens + len(self.output_ids) + pending  # num_tokens, without a call for each row
-        if known >= self.limit or self.patience is not None or (pending and self.status is not Status.RUNNING):
+        if self.num_tokens >= self.limit or self.patience is not None:
             return 0
-        return known - self.num_computed_tokens
+        if self.num_pending and self.status is not Status.RUNNING:
+            return 0
+        return self.num_tokens - self.num_computed_tokens
 
     num_remaining_tokens = property(remaining)  # for views; the loops over all rows call it without this detour
 
@@ -64,7 +61,7 @@ class Request:
 
     def full(self) -> FinishReason | None:
         """The end by length, once there are as many tokens as may ever be."""
-        return FinishReason.LENGTH if self.num_prompt_tokens + len(self.output_ids) >= self.limit else None
+        return FinishReason.LENGTH if self.num_tokens - self.num_pending >= self.limit else None
 
     def move(self, status: Status) -> None:
         """Follow the lifecycle table; an illegal move is a bug and raises AssertionError."""

@@ -16,6 +16,7 @@ from ...core.hookspecs import Register, hookimpl
 from ...core.policy import AllocationDraft, Decision, SchedulerView
 from .decisions import fault_of, first_come
 from .lifecycle import Lifecycle
+from .planner import Served
 from .record import Request
 
 MAX_TENANTS = 4096  # whose tokens are counted
@@ -55,7 +56,7 @@ class SchedulerHost(Lifecycle):
             step = message.step if isinstance(message, m.StepResult) else -1
             out.insert(0, m.Emit(step, tuple(self._emit)))
             self._emit.clear()
-        more = any(isinstance(answer, m.StepPlan) for answer in out) if isinstance(message, m.Wake) else True
+        more = type(message) is not m.Wake or m.StepPlan in map(type, out)
         if more and (self.records or self._released) and not self._awake and len(self._in_flight) < self.config.depth:
             self._awake = True
             out.append(m.Wake())
@@ -87,6 +88,7 @@ class SchedulerHost(Lifecycle):
                 continue
             request.num_pending -= 1
             if rid in failed:
+                request.num_tokens -= 1
                 continue
             request.output_ids.append(token)
             if request.first_token is None:
@@ -124,6 +126,7 @@ class SchedulerHost(Lifecycle):
             if row.rid in message.denied and (request := self.records.get(row.rid)):
                 self.counters["denied"] += 1
                 request.num_pending -= row.samples
+                request.num_tokens -= row.samples
                 self._preempt(request, now)
         if not message.rows:
             self._in_flight.pop(message.step, None)
@@ -151,27 +154,32 @@ class SchedulerHost(Lifecycle):
         """Carry out a decision as far as the pool allows."""
         started: list[m.Started] = []
         rows: list[m.Row] = []
+        spent: dict[str, int] = {}
         for rid in decision.preempt:
             self._preempt(self.running[rid], now)
         draft, listens, records, running = self.draft(), self._listens, self.records, self.running
+        fits = type(decision) is Served
         for rid, wish in decision.rows:
-            request, cached = records[rid], None
-            remaining = request.remaining()
+            request, cached, count = records[rid], None, wish
             if rid not in running:
-                if not self.admitting or not remaining:
+                if not self.admitting or not (remaining := request.remaining()):
                     continue
                 cached = draft.match(request.view)
                 if draft.need(rid, request.num_tokens) > draft.free_blocks:  # only when its whole context fits
                     draft.unmatch(rid)
                     continue
-                remaining -= cached
-            count = min(wish, remaining)
-            if count > 0 and not draft.extend(rid, (cached or request.num_computed_tokens) + count):
+                count = min(wish, remaining - cached)
+            elif not fits:
+                count = min(wish, request.remaining())
+            if count > 0 and (fits or not draft.extend(rid, (cached or request.num_computed_tokens) + count)):
                 if cached is not None:
                     started.append(self._start(request, cached, now))
                 rows.append(self._row(request, count))
+                tenant = request.submit.tenant
+                spent[tenant] = spent.get(tenant, 0) + count
                 if listens:
                     self._event("scheduled", request, count, now)
+        self.tenant_tokens.update(spent)
         if len(self.tenant_tokens) > MAX_TENANTS:  # clients choose these names
             for tenant, _ in self.tenant_tokens.most_common()[MAX_TENANTS // 2 :]:
                 del self.tenant_tokens[tenant]
@@ -211,17 +219,18 @@ class SchedulerHost(Lifecycle):
         return out
 
     def _row(self, request: Request, count: int) -> m.Row:
-        start, submit = request.num_computed_tokens, request.submit
-        output, stop = request.output_ids, start + count
-        known = request.num_prompt_tokens + len(output)
+        start = request.num_computed_tokens
+        output, stop, tokens = request.output_ids, start + count, request.num_tokens
+        known = tokens - request.num_pending
         if start == known - 1 and output:  # a decode row, by far the most frequent
             ids: tuple[int, ...] | None = (output[-1],)
         else:
             ids = request.known_ids(start, stop) if start < known else None
         request.num_computed_tokens = stop
-        samples = stop == known + request.num_pending and not submit.warm
-        request.num_pending += samples
-        self.tenant_tokens[submit.tenant] += count
+        samples = stop == tokens and not request.submit.warm
+        if samples:
+            request.num_pending += 1
+            request.num_tokens = tokens + 1
         return m.Row(request.rid, start, count, ids, samples)
 
 
