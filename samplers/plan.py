@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -59,13 +59,18 @@ class SamplingPlan:
     banned_rows: npt.NDArray[np.int64]
     banned_ids: npt.NDArray[np.int64]
     standard_run: Callable[[Any, Any], SampleOutput] | None = None
+    #: Every row takes its best token, and none is banned: known once for all who draw from this plan.
+    best_only: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "best_only", not len(self.banned_ids) and bool(self.greedy.all()))
 
     def __len__(self) -> int:
         return len(self.temperature)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SamplingPlan) and all(
-            np.array_equal(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)
+            np.array_equal(getattr(self, part.name), getattr(other, part.name)) for part in fields(self)
         )
 
     __hash__ = None  # type: ignore[assignment]  # arrays have none
@@ -93,10 +98,11 @@ class ParamTable:
         self._free: list[int] = []
         self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros(0, kind) for name, kind in _FIELDS}
         self._capacity = 0
+        self._steady: tuple[list[int], SamplingPlan] | None = None  # a plan that stays as it is, and its slots
 
     def put(self, started: Started) -> None:
         """Remember the parameters of ``started``; of a rid that is known (it was preempted) they replace the old."""
-        params = started.sampling
+        params, self._steady = started.sampling, None
         slot = self.slots.get(started.rid)
         if slot is None:
             slot = self.slots[started.rid] = self._take()
@@ -122,6 +128,7 @@ class ParamTable:
 
     def drop(self, rid: str) -> None:
         """Forget ``rid``; a rid that never started is ignored."""
+        self._steady = None
         slot = self.slots.pop(rid, None)
         if slot is not None:
             self._bans.pop(slot, None)
@@ -135,9 +142,12 @@ class ParamTable:
         Raises EngineFault for a rid that never started."""
         sampling = [row for row in rows if row.samples]
         try:
-            slots = np.array([self.slots[row.rid] for row in sampling], np.int64)
+            owned = [self.slots[row.rid] for row in sampling]
         except KeyError as error:
             raise EngineFault(f"row of {error.args[0]!r}, which was never started or is already released") from error
+        if self._steady is not None and self._steady[0] == owned and self._steady[1].standard_run == standard_run:
+            return self._steady[1]
+        slots = np.array(owned, np.int64)
         positions = np.array([row.start + row.count for row in sampling], np.int64)
         column = {name: values[slots] for name, values in self._columns.items()}
         uniform = np.zeros(len(slots))
@@ -146,7 +156,7 @@ class ParamTable:
             uniform[drawn] = uniforms(column["seed"][drawn], positions[drawn])
         held = np.flatnonzero(positions - column["num_prompt_tokens"] < column["min_tokens"])
         bans = [(row, ids) for row in held.tolist() if (ids := self._bans.get(int(slots[row]))) is not None]
-        return SamplingPlan(
+        plan = SamplingPlan(
             temperature=column["temperature"],
             top_k=column["top_k"],
             top_p=column["top_p"],
@@ -157,6 +167,9 @@ class ParamTable:
             banned_ids=np.concatenate([np.zeros(0, np.int64), *(ids for _, ids in bans)]),
             standard_run=standard_run,
         )
+        if not len(drawn) and not bans:  # nothing in it depends on the positions, and never will while these run
+            self._steady = owned, plan
+        return plan
 
     def check(self) -> None:
         """Raise AssertionError unless every slot is either free or owned by one request."""

@@ -143,10 +143,11 @@ class StandardSampler:
             return SampleOutput([], [])
         if plan.has_bans:
             ban(logits, _to(logits, plan.banned_rows), _to(logits, plan.banned_ids))
-        if plan.greedy.all() and on_cpu(logits):  # most steps: tensor operations on a few numbers would cost more
-            best = argmax(logits).numpy()
-            if np.isfinite(logits.numpy()[np.arange(len(best)), best]).all():
-                return SampleOutput(best.tolist(), [])
+        if plan.best_only and on_cpu(logits):  # most steps: tensor operations on a few numbers would cost more
+            found = logits.numpy()
+            best = found.argmax(-1).tolist()
+            if all(map(math.isfinite, map(found.item, range(len(best)), best))):
+                return SampleOutput(best, [])
         ids, status = [0] * len(plan), [_OPEN] * len(plan)
 
         def book(rows: list[int], parts: list[Tensor]) -> None:

@@ -6,8 +6,10 @@ in every matrix and are written nowhere.  A backend trusts these arrays, so ever
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +34,17 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """A batch is within ``limits``, its positions are below ``positions``, and its arrays lie behind each other in
+    ``packed``, in the order of their names in ``StepBatch``, each from its entry of ``cuts`` on."""
+
+    limits: Limits
+    positions: int
+    packed: array[int]
+    cuts: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """One step.  ``num_rows`` counts real rows; arrays over rows hold dummy rows too, behind them.
 
@@ -52,11 +65,19 @@ class StepBatch:
     logits_rows: Ints
     num_rows: int
     sampling_rids: tuple[str, ...]
+    checked: Checked | None = field(default=None, init=False, compare=False)  # by ``build``, of what nobody has changed
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the step, dummies included."""
         return int(self.ids.shape[0])
+
+    def arrays(self) -> tuple[Ints, ...]:
+        """All of them, in order."""
+        return (
+            self.ids, self.positions, self.slot_mapping, self.cu_seqlens, self.context_lens, self.block_tables,
+            self.logits_rows,
+        )  # fmt: skip
 
 
 def build(launch: StepLaunch, last_ids: Mapping[str, int], limits: Limits) -> StepBatch:
@@ -64,79 +85,89 @@ def build(launch: StepLaunch, last_ids: Mapping[str, int], limits: Limits) -> St
 
     Raises EngineFault naming the rid for ids, positions, tables or slots that do not fit ``limits`` or each other.
     """
-    rows = launch.rows
-    counts = [row.count for row in rows] + list(launch.padding)
-    starts = [row.start for row in rows] + [0] * len(launch.padding)
+    rows, padding = launch.rows, list(launch.padding)
+    counts, starts = [row.count for row in rows] + padding, [row.start for row in rows]
     if min(counts, default=1) < 1 or min(starts, default=0) < 0:
         raise EngineFault(f"step {launch.step}: a row without tokens or with a negative start: {counts}, {starts}")
-    num_real = sum(counts[: len(rows)])
-    cu_seqlens = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=cu_seqlens[1:])
-    ids = np.zeros(cu_seqlens[-1], np.int32)
-    ids[:num_real] = _ids(rows, last_ids, limits)
-    within = np.arange(cu_seqlens[-1], dtype=np.int32) - np.repeat(cu_seqlens[:-1], counts)
-    positions = within + np.repeat(np.asarray(starts, np.int32), counts)
-    context_lens = np.zeros(len(counts), np.int32)
-    context_lens[: len(rows)] = [row.start + row.count for row in rows]
-    block_tables, slots = _places(rows, positions[:num_real], limits)
-    slot_mapping = np.full(cu_seqlens[-1], -1, np.int32)
-    slot_mapping[:num_real] = slots
-    tables = np.full((len(counts), block_tables.shape[1]), -1, np.int32)
-    tables[: len(rows)] = block_tables
-    sampling = [index for index, row in enumerate(rows) if row.samples]
-    return StepBatch(
-        ids=ids,
-        positions=positions,
-        slot_mapping=slot_mapping,
-        cu_seqlens=cu_seqlens,
-        context_lens=context_lens,
-        block_tables=tables,
-        logits_rows=(cu_seqlens[1:][sampling] - 1).astype(np.int32),
-        num_rows=len(rows),
-        sampling_rids=tuple(rows[index].rid for index in sampling),
-    )
-
-
-def _ids(rows: tuple[GrantedRow, ...], last_ids: Mapping[str, int], limits: Limits) -> Ints:
-    flat: list[int] = []
+    ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    contexts: list[int] = []
+    tables: list[int] = []
+    widest = max([-(-(row.start + row.count) // limits.block_size) for row in rows], default=1)
     for row in rows:
-        if row.token_ids is None:
-            if row.rid not in last_ids or row.count != 1:
-                raise EngineFault(f"{row.rid}: a row of {row.count} without ids, and no id sampled before it")
-            flat.append(last_ids[row.rid])
-            continue
-        if len(row.token_ids) != row.count:
-            raise EngineFault(f"{row.rid}: {len(row.token_ids)} ids for a row of {row.count}")
-        if min(row.token_ids) < 0 or max(row.token_ids) >= limits.vocab_size:
-            raise EngineFault(f"{row.rid}: an id outside the vocabulary of {limits.vocab_size}")
-        flat.extend(row.token_ids)
-    return np.asarray(flat, np.int32)
-
-
-def _places(rows: tuple[GrantedRow, ...], positions: Ints, limits: Limits) -> tuple[Ints, Ints]:
-    """(block tables of the real rows padded with -1, slot of every real token), checked against each other."""
-    size = limits.block_size
-    needed = [-(-(row.start + row.count) // size) for row in rows]
-    tables = np.full((len(rows), max(needed, default=1)), -1, np.int32)
-    for index, (row, blocks) in enumerate(zip(rows, needed, strict=True)):
-        if row.start + row.count > limits.max_context:
-            raise EngineFault(f"{row.rid}: {row.start + row.count} tokens, the context holds {limits.max_context}")
-        if len(row.block_table) < blocks:
-            raise EngineFault(f"{row.rid}: {len(row.block_table)} blocks for {row.start + row.count} tokens")
-        if len(row.slot_mapping) != row.count:
-            raise EngineFault(f"{row.rid}: {len(row.slot_mapping)} slots for a row of {row.count}")
-        tables[index, :blocks] = row.block_table[:blocks]
-    used = np.arange(tables.shape[1]) < np.asarray(needed, np.int32)[:, None]
-    outside = (used & ((tables < 0) | (tables >= limits.num_blocks))).any(1)
-    if outside.any():
-        row = rows[int(outside.argmax())]
-        raise EngineFault(f"{row.rid}: a block outside the pool of {limits.num_blocks}: {row.block_table}")
-    slots = np.fromiter((slot for row in rows for slot in row.slot_mapping), np.int32, positions.shape[0])
-    owner = np.repeat(np.arange(len(rows)), [row.count for row in rows])
-    wrong = np.flatnonzero(slots != tables[owner, positions // size] * size + positions % size)
-    if wrong.size:
-        at = int(wrong[0])
-        raise EngineFault(f"{rows[owner[at]].rid}: slot {slots[at]} at position {positions[at]} is not in its table")
-    if np.unique(slots).size != slots.size:
+        table = _table(row, limits)
+        ids += _ids(row, last_ids, limits)
+        positions += range(row.start, row.start + row.count)
+        slots += row.slot_mapping
+        contexts.append(row.start + row.count)
+        tables += table
+        tables += [-1] * (widest - len(table))
+    if len({*slots}) != len(slots):
         raise EngineFault("two tokens of one step share a slot")
-    return tables, slots
+    for count in padding:
+        ids += [0] * count
+        positions += range(count)
+        slots += [-1] * count
+        contexts.append(0)
+        tables += [-1] * widest
+    ends = [*accumulate(counts)]
+    sampling = [index for index, row in enumerate(rows) if row.samples]
+    parts = ids, positions, slots, [0, *ends], contexts, tables, [ends[index] - 1 for index in sampling]
+    packed = array("i", [*chain.from_iterable(parts)])  # NumPy takes lists far more slowly
+    numbers, cuts = np.frombuffer(packed, np.int32), [0, *accumulate(map(len, parts))]
+    at = [numbers[begin:end] for begin, end in pairwise(cuts)]
+    rids = tuple([rows[index].rid for index in sampling])
+    batch = StepBatch(
+        at[0],
+        at[1],
+        at[2],
+        at[3],
+        at[4],
+        at[5].reshape(len(counts), widest),
+        at[6],
+        num_rows=len(rows),
+        sampling_rids=rids,
+    )
+    object.__setattr__(batch, "checked", Checked(limits, max((*contexts, *padding), default=0), packed, cuts[:-1]))
+    return batch
+
+
+def _ids(row: GrantedRow, last_ids: Mapping[str, int], limits: Limits) -> tuple[int, ...]:
+    ids = row.token_ids
+    if ids is None:
+        if row.rid not in last_ids or row.count != 1:
+            raise EngineFault(f"{row.rid}: a row of {row.count} without ids, and no id sampled before it")
+        ids = (last_ids[row.rid],)
+    if len(ids) != row.count:
+        raise EngineFault(f"{row.rid}: {len(ids)} ids for a row of {row.count}")
+    if min(ids) < 0 or max(ids) >= limits.vocab_size:
+        raise EngineFault(f"{row.rid}: an id outside the vocabulary of {limits.vocab_size}")
+    return ids
+
+
+def _table(row: GrantedRow, limits: Limits) -> tuple[int, ...]:
+    """The blocks that the row's context fills; its slots are where they say."""
+    rid, size, start, count, slots = row.rid, limits.block_size, row.start, row.count, row.slot_mapping
+    stop = start + count
+    if stop > limits.max_context:
+        raise EngineFault(f"{rid}: {stop} tokens, the context holds {limits.max_context}")
+    blocks = -(-stop // size)
+    table = row.block_table[:blocks]
+    if len(table) < blocks:
+        raise EngineFault(f"{rid}: {len(table)} blocks for {stop} tokens")
+    if min(table) < 0 or max(table) >= limits.num_blocks:
+        raise EngineFault(f"{rid}: a block outside the pool of {limits.num_blocks}: {row.block_table}")
+    if len(slots) != count:
+        raise EngineFault(f"{rid}: {len(slots)} slots for a row of {count}")
+    if count == 1 and slots == (table[-1] * size + start % size,):  # a decode row, by far the most frequent
+        return table
+    at = start
+    for block in table[start // size :]:
+        end = min((at // size + 1) * size, stop)
+        slot = block * size + at % size
+        if slots[at - start : end - start] != tuple(range(slot, slot + end - at)):
+            wrong = next(p for p in range(at, end) if slots[p - start] != slot + p - at)
+            raise EngineFault(f"{rid}: slot {slots[wrong - start]} at position {wrong} is not in its table")
+        at = end
+    return table

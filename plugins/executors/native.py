@@ -63,7 +63,7 @@ class NativeExecutor(TorchExecutor):
 
     def _draw(self, logits: torch.Tensor, plan: Any, sample: Sample) -> SampleOutput:
         network = None if self._loaded is None else self._loaded.network
-        if isinstance(network, NativeNetwork) and can_draw(plan, sample) and plan.temperature.any():
+        if isinstance(network, NativeNetwork) and can_draw(plan, sample):
             return network.ops.draw(logits, plan)
         return sample(logits, plan)
 

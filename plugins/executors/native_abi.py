@@ -9,9 +9,6 @@ import ctypes as c
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 FLOAT32, BFLOAT16, Q4_HALF, Q4_FLOAT, Q8_HALF, Q8_FLOAT16 = range(6)
 SRC_F32, SRC_F16, SRC_BF16, SRC_Q4_0, SRC_Q4_1, SRC_Q8_0, SRC_Q4_K, SRC_Q6_K = range(8)
 KV_F32, KV_F16, KV_BF16, KV_INT8 = range(4)
@@ -104,10 +101,3 @@ def padded_dim(library: Any, head_dim: int) -> int:
     """Elements that a head takes in the pool: whole vectors."""
     lanes: int = library.ms_lanes()
     return -(-head_dim // lanes) * lanes
-
-
-def aligned(num_bytes: int) -> NDArray[np.uint8]:
-    """Zeros on a 64-byte boundary, taken from the machine when they are first written."""
-    raw = np.zeros(num_bytes + 64, np.uint8)
-    begin = -raw.ctypes.data % 64
-    return raw[begin : begin + num_bytes]

@@ -10,6 +10,7 @@ Everything is checked here before its address is handed over: a wrong argument i
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,9 @@ from ...core.policy import SampleOutput
 from ..models.blocks import Matrix, Stacked, parts_of
 from ..models.rope import Rotary
 from . import native_abi as abi
-from .batch import Ints, StepBatch
+from .batch import Ints, Limits, StepBatch
 from .dtypes import SCALE, lazy_zeros
-from .native_weights import NativeMatrix, NativeTable, pack_part
+from .native_weights import NativeMatrix, NativeTable, WeightRoom, pack_part
 from .ops import HeadShape, KVShape
 from .standard_plan import StandardPlan, failed
 
@@ -39,12 +40,15 @@ _ROPE_STEP = 1024
 
 @dataclass(frozen=True, slots=True)
 class NativeBatch:
-    """A step that has been checked; ``struct`` points into the other fields."""
+    """A step that has been checked; ``struct`` points into ``kept``.  Its ids are below ``ids_below``, 0 where nobody
+    has looked."""
 
     struct: abi.Batch
-    arrays: tuple[Any, ...]
+    kept: tuple[Any, ...]
+    ids: Ints
     num_tokens: int
     logits_rows: Ints | None
+    ids_below: int
 
 
 class NativeOps:
@@ -83,7 +87,10 @@ class NativeOps:
         )  # fmt: skip
         self.rotary = Rotary(heads.rope, heads.head_dim)
         self._cos, self._sin = (np.empty((0, heads.head_dim // 2), np.float32) for _ in range(2))
-        self._weight_bytes = 0
+        self._turns = [self._cos.ctypes.data, self._sin.ctypes.data]
+        self._weight_bytes, self._room = 0, WeightRoom()
+        self._made: torch.Tensor | None = None  # the newest logits
+        self._best_draw, self._found, self._zeros = abi.Draw(), (ctypes.c_int32 * 0)(), (ctypes.c_double * 0)()
 
     def close(self) -> None:
         """End the threads; nothing may be called afterwards."""
@@ -116,7 +123,7 @@ class NativeOps:
         first = 0
         offsets = None if bias is None else bias.to(self.dtype).contiguous().clone()
         for part in parts_of(weight):
-            segment, data = pack_part(self._library, self._engine, part, self.weights, first)
+            segment, data = pack_part(self._library, self._engine, self._room, part, self.weights, first)
             if offsets is not None:
                 segment.bias = offsets.data_ptr() + 4 * first
             segments.append(segment)
@@ -132,19 +139,28 @@ class NativeOps:
 
     def prepare(self, batch: StepBatch) -> NativeBatch:
         rows, tokens = len(batch.context_lens), batch.num_tokens
-        self._check_batch(batch, rows, tokens)
-        self._turn_up_to(int(batch.positions.max(initial=0)) + 1)
-        arrays: tuple[Any, ...] = tuple(
-            np.ascontiguousarray(part, np.int32)
-            for part in (
-                batch.ids, batch.positions, batch.slot_mapping, batch.cu_seqlens, batch.context_lens,
-                batch.block_tables, batch.logits_rows,
-            )
-        )  # fmt: skip
-        arrays = (*arrays, self._cos, self._sin)
+        checked, below = batch.checked, 0
+        kept: list[Any]
+        if checked is not None and self._covers(checked.limits):
+            below = checked.limits.vocab_size
+            self._turn_up_to(checked.positions)
+            begin, kept = checked.packed.buffer_info()[0], [checked.packed]
+            addresses = [begin + 4 * cut for cut in checked.cuts]
+        else:
+            self._check_batch(batch, rows, tokens)
+            self._turn_up_to(int(batch.positions.max(initial=0)) + 1)
+            kept = [np.ascontiguousarray(part, np.int32) for part in batch.arrays()]
+            addresses = [part.ctypes.data for part in kept]
+        kept += [self._cos, self._sin]
+        addresses += self._turns
         sampling = len(batch.logits_rows)
-        struct = abi.Batch(*(part.ctypes.data for part in arrays), tokens, rows, batch.block_tables.shape[1], sampling)
-        return NativeBatch(struct, arrays, tokens, batch.logits_rows if sampling else None)
+        struct = abi.Batch(*addresses, tokens, rows, batch.block_tables.shape[1], sampling)
+        return NativeBatch(struct, tuple(kept), batch.ids, tokens, batch.logits_rows if sampling else None, below)
+
+    def _covers(self, limits: Limits) -> bool:
+        """What is within ``limits`` is within this pool."""
+        kv = self.kv_shape
+        return limits.block_size == kv.block_size and limits.num_blocks <= kv.num_blocks
 
     def _check_batch(self, batch: StepBatch, rows: int, tokens: int) -> None:
         """Whatever C++ uses as an index is within what it indexes.  Raises EngineFault."""
@@ -182,6 +198,7 @@ class NativeOps:
         cos, sin = self.rotary.cos_sin(np.arange(known, wanted))
         self._cos = np.concatenate([self._cos, cos.numpy()])
         self._sin = np.concatenate([self._sin, sin.numpy()])
+        self._turns = [self._cos.ctypes.data, self._sin.ctypes.data]
 
     def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         for source, target in copies:
@@ -191,7 +208,7 @@ class NativeOps:
     # --- operators ---
 
     def embed(self, table: NativeTable, batch: NativeBatch) -> torch.Tensor:
-        ids: Ints = batch.arrays[0]
+        ids = np.ascontiguousarray(batch.ids, np.int32)
         check_ids(ids, table.rows)
         out = torch.empty(batch.num_tokens, table.struct.width)
         self._library.ms_embed(self._engine, table.struct, ids.ctypes.data, len(ids), out.data_ptr())
@@ -257,18 +274,24 @@ class NativeOps:
 
     def step(self, model: abi.Model, batch: NativeBatch) -> torch.Tensor | None:
         """All layers in one call; ``model`` as ``native_step`` makes it."""
-        check_ids(batch.arrays[0], model.vocab)
+        if not 0 < batch.ids_below <= model.vocab:
+            check_ids(batch.ids, model.vocab)
         sampling = batch.logits_rows
         out = torch.empty(0 if sampling is None else len(sampling), model.vocab)
         if batch.num_tokens:
             self._library.ms_step(self._engine, model, batch.struct, out.data_ptr())
+        self._made = out
         return None if sampling is None else out
 
     def draw(self, logits: torch.Tensor, plan: StandardPlan) -> SampleOutput:
         """One id for each row of float32 ``logits`` ``[rows, vocab]``, which may be overwritten: the standard
         sampler's, in a fraction of its time.  Raises EngineFault for a plan that does not fit the logits."""
-        logits = self._checked(logits, logits.shape[-1])
+        if logits is not self._made:
+            logits = self._checked(logits, logits.shape[-1])
         rows, vocab = logits.shape
+        if plan.best_only and len(plan) == rows:
+            found = self._best(logits)
+            return SampleOutput(found[:rows], failed(plan, found[rows:]))
         wide = (plan.temperature, plan.top_p, plan.min_p, plan.uniform)
         columns: list[NDArray[Any]] = [np.ascontiguousarray(column, np.float64) for column in wide]
         columns.append(np.ascontiguousarray(plan.top_k))
@@ -292,6 +315,18 @@ class NativeOps:
             ),
         )
         return SampleOutput(ids.tolist(), failed(plan, states.tolist()))
+
+    def _best(self, logits: torch.Tensor) -> list[int]:
+        """Ids, then states, of rows that take their best token.  Most steps of most users: what they do beside their
+        matrices they do with cold caches, where each NumPy array costs as much as a thousand logits."""
+        rows, vocab = logits.shape
+        if len(self._found) < 2 * rows:
+            self._found, self._zeros = (ctypes.c_int32 * (2 * rows))(), (ctypes.c_double * rows)()
+        draw, found = self._best_draw, ctypes.addressof(self._found)
+        draw.logits, draw.temperature = logits.data_ptr(), ctypes.addressof(self._zeros)
+        draw.ids, draw.states, draw.num_rows, draw.vocab = found, found + 4 * rows, rows, vocab
+        self._library.ms_draw(self._engine, draw)
+        return self._found[: 2 * rows]
 
     def _qkv_width(self) -> int:
         return (self.heads.num_heads + 2 * self.heads.num_kv_heads) * self.heads.head_dim

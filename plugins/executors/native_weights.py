@@ -23,8 +23,27 @@ BLOCKS = {
     "Q4_K": (abi.SRC_Q4_K, abi.Q4_FLOAT),
     "Q6_K": (abi.SRC_Q6_K, abi.Q8_FLOAT16),
 }
+LARGE_PAGE, PIECE = 2 << 20, 32 << 20  # bytes
 #: Weight format -> how a matrix of numbers is kept; ``file``: as its own type says.
 FORMATS = {"fp32": abi.FLOAT32, "bf16": abi.BFLOAT16, "q8": abi.Q8_HALF, "q4": abi.Q4_HALF}
+
+
+class WeightRoom:
+    """Memory for packed matrices, one behind the other in the order of their use, in pieces that the system can give
+    in its large pages: a step of one row reads all of them once, and there a small page costs more to find than to
+    read.  Zeros, taken from the machine when they are first written."""
+
+    def __init__(self) -> None:
+        self._left = np.zeros(0, np.uint8)
+
+    def take(self, num_bytes: int) -> NDArray[np.uint8]:
+        """``num_bytes`` on a 64-byte boundary."""
+        whole = -(-num_bytes // 64) * 64
+        if self._left.size < whole:
+            raw = np.zeros(max(whole, PIECE) + LARGE_PAGE, np.uint8)
+            self._left = raw[-raw.ctypes.data % LARGE_PAGE :]
+        taken, self._left = self._left[:num_bytes], self._left[whole:]
+        return taken
 
 
 def kept_format(stored: str, weights: str) -> int:
@@ -74,12 +93,12 @@ def rows_of(weight: Matrix) -> tuple[int, int, int]:
 
 
 def pack_part(
-    library: Any, engine: int, part: Matrix, weights: str, first: int
+    library: Any, engine: int, room: WeightRoom, part: Matrix, weights: str, first: int
 ) -> tuple[abi.Segment, NDArray[np.uint8]]:
     """``part`` as outputs from ``first`` on, and the memory that it lies in.  Raises EngineFault."""
     outputs, inputs = part.shape
     kept_as = kept_format(part.type if isinstance(part, BlockMatrix) else NAMES[part.dtype], weights)
-    data = abi.aligned(library.ms_segment_bytes(kept_as, outputs, inputs))
+    data = room.take(library.ms_segment_bytes(kept_as, outputs, inputs))
     segment = abi.Segment(data.ctypes.data, None, kept_as, outputs, inputs, first)
     if not isinstance(part, BlockMatrix):
         part = part.contiguous()

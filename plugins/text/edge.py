@@ -143,7 +143,7 @@ class TextEdge:
 
     async def start(self, port: KernelPort) -> None:
         """Load tokenizer and template on a thread; raises ConfigError for a model without a usable tokenizer."""
-        self._port, self._wake, self._closed = port, anyio.Event(), False
+        self._port, self._wake, self._closed = port, asyncio.Event(), False
         self._vocab_size = port.info.vocab_size
         if self._model is None:
             self._model = await anyio.to_thread.run_sync(load_text_model, self._config.model)
@@ -159,7 +159,7 @@ class TextEdge:
                     self._group.start_soon(self._submit, self._unencoded.popleft())
                 while True:
                     await self._wake.wait()
-                    self._wake = anyio.Event()
+                    self._wake.clear()
                     self._drain()
         except Exception:
             failure = ClientError("server_error", "the text edge failed")

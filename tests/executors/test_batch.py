@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,21 @@ def test_a_step_of_dummies_only() -> None:
 def test_bad_rows_are_named_before_a_backend_sees_them(bad: GrantedRow, said: str) -> None:
     with pytest.raises(EngineFault, match=said):
         build(StepLaunch(1, (bad,), None), {}, LIMITS)
+
+
+def test_an_id_that_was_sampled_is_no_exception() -> None:
+    with pytest.raises(EngineFault, match="a: an id outside the vocabulary of 100"):
+        build(StepLaunch(1, (row(start=3, ids=None),), None), {"a": 100}, LIMITS)
+
+
+def test_what_was_checked_is_no_longer_once_it_is_changed() -> None:
+    batch = build(StepLaunch(1, (row(), row("b", 5, (9,), block_table=(0, 1))), None, padding=(9,)), {}, LIMITS)
+    checked = batch.checked
+    assert checked is not None
+    assert (checked.limits, checked.positions) == (LIMITS, 9)
+    for array, cut in zip(batch.arrays(), checked.cuts, strict=True):
+        assert checked.packed[cut : cut + array.size].tolist() == array.ravel().tolist()
+    assert replace(batch, ids=batch.ids + 100).checked is None
 
 
 def test_two_tokens_never_share_a_slot() -> None:

@@ -71,7 +71,7 @@ enum Drawn : int32_t { DRAWN = 0, HAS_NAN = 2, HAS_INFINITE = 3, HAS_NONE = 4 };
 struct Draw {                       // one token for each row, see draw.hpp
     float *logits;                              // [rows, vocab]
     const double *temperature, *top_p, *min_p, *uniform;    // [rows]; temperature 0: the best token
-    const int32_t *top_k;                       // [rows], 0: off
+    const int32_t *top_k;                       // [rows], 0: off.  Only temperature is read where it is 0 everywhere
     const int64_t *banned_rows, *banned_ids;    // [num_bans], tokens that cannot be drawn
     int32_t *ids, *states;                      // [rows], results
     int32_t num_rows, vocab, num_bans, bits;

@@ -24,6 +24,7 @@ public:
         d.states[row] = survey();
         int id = 0;
         if (d.states[row] == DRAWN) {
+            while (id + LANES <= vocab && largest(load(x + id)) < best) id += LANES;
             while (x[id] != best) id++;
             if (d.temperature[row] > 0) id = drawn(d, row);
         }

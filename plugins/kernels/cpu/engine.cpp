@@ -226,6 +226,7 @@ public:
             float &x = d.logits[(size_t)d.banned_rows[i] * d.vocab + d.banned_ids[i]];
             if (x == x) x = -std::numeric_limits<float>::infinity();            // a NaN stays, so that it is noticed
         }
+        if (d.num_rows == 1) return drawers[0].draw(d, 0);      // sooner than another thread wakes up
         pool.run([&](Walk &walk, int thread) {
             Pool::parts(walk, d.num_rows, [&](int row) { drawers[thread].draw(d, row); });
         });
