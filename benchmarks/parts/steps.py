@@ -18,13 +18,13 @@ BLOCK = 16
 FORMATS: dict[str, tuple[type[TorchExecutor], dict[str, str]]] = {
     "torch": (TorchExecutor, {"weights": "fp32", "dtype": "fp32"}),
     "fp32": (NativeExecutor, {"dtype": "fp32"}),
-    "bf16": (NativeExecutor, {"dtype": "bf16", "kv_dtype": "bf16"}),
+    "bf16": (NativeExecutor, {"dtype": "bf16"}),
     "auto": (NativeExecutor, {}),
     "auto, KV fp16": (NativeExecutor, {"kv_dtype": "fp16"}),
     "auto, KV bf16": (NativeExecutor, {"kv_dtype": "bf16"}),
     "auto, KV int8": (NativeExecutor, {"kv_dtype": "int8"}),
     "fast": (NativeExecutor, {"dtype": "fast"}),
-    "fast, KV fp16": (NativeExecutor, {"dtype": "fast", "kv_dtype": "fp16"}),
+    "fast, KV fp32": (NativeExecutor, {"dtype": "fast", "kv_dtype": "fp32"}),
     "q8": (NativeExecutor, {"weights": "q8"}),
     "q8 fast": (NativeExecutor, {"weights": "q8", "dtype": "fast"}),
     "q4": (NativeExecutor, {"weights": "q4"}),
@@ -39,7 +39,7 @@ def load(name: str, threads: int, num_blocks: int, model: Path | None = None) ->
         None,
         Config(
             model=ModelConfig(path=str(model or "")),
-            executor=ExecutorConfig(threads=threads, **({"kv_dtype": "fp32"} | options)),
+            executor=ExecutorConfig(threads=threads, **options),
             allocator=AllocatorConfig(block_size=BLOCK, num_blocks=num_blocks),
         ),
     )

@@ -106,13 +106,14 @@ def resolve_native(config: ExecutorConfig) -> NativeFormats:
         )
     if config.dtype in NATIVE_DTYPES and weights in NAMES:
         raise ConfigError(f"executor.dtype = {config.dtype!r}: weights {weights!r} meet float32 activations ('auto')")
-    default = NAMES.get(config.dtype, torch.float32)
+    fast = config.dtype in NATIVE_DTYPES
+    default = torch.float16 if fast else NAMES.get(config.dtype, torch.float32)
     return NativeFormats(
         weights=NAMES.get(weights, torch.float32),
         compute=torch.float32,
         kv=KV_NAMES.get(config.kv_dtype, default),
         kept=weights,
-        fast=config.dtype in NATIVE_DTYPES,
+        fast=fast,
     )
 
 

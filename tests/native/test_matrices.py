@@ -112,7 +112,7 @@ def test_embeddings_are_read_from_the_blocks(library: Any, kind: str) -> None:
     ids = np.asarray([3, 0, 19, 3], np.int32)
     from types import SimpleNamespace
 
-    batch: Any = SimpleNamespace(arrays=(ids,), num_tokens=4)
+    batch: Any = SimpleNamespace(ids=ids, num_tokens=4)
     expected = torch.from_numpy(gguf.dequantize(data, KINDS[kind])[ids])
     torch.testing.assert_close(ops.embed(table, batch), expected, rtol=1e-6, atol=1e-7)
 
