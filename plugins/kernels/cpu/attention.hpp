@@ -140,7 +140,7 @@ struct Attention {                                  // one layer's call
     void fold(const Unit &u, Partial joined, Partial part) const;
 };
 
-inline void Attention::span(const Unit &u, int index, Scratch &scratch, Partial to) const {
+[[gnu::noinline]] inline void Attention::span(const Unit &u, int index, Scratch &scratch, Partial to) const {
     int D = heads.padded, n = u.count, ends[UNIT_ROWS], begins[UNIT_ROWS];
     const int32_t *table = batch.tables + (size_t)u.row * batch.table_width;
     float scale = 1.44269504f / std::sqrt((float)heads.dim);        // the softmax is taken in powers of two

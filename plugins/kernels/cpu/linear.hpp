@@ -47,7 +47,7 @@ static inline int need_of(const Linear &l) {
 static inline uint16_t to_half(float f) { _Float16 h = (_Float16)f; uint16_t b; memcpy(&b, &h, 2); return b; }
 
 // 32 floats as 4 bits with d and m, or 8 bits with d, both rounded to half precision before the integers are chosen.
-static inline Group32 quantise_weights(const float *v, int bits) {
+[[gnu::noinline]] static inline Group32 quantise_weights(const float *v, int bits) {
     Group32 g;
     float low = v[0], high = v[0];
     for (int i = 1; i < GROUP; i++) low = std::min(low, v[i]), high = std::max(high, v[i]);
@@ -91,7 +91,7 @@ static inline void put_group(char *at, int format, int j, const Group32 &g) {
 }
 
 // Output `output` of a segment, from a row as it came.  Panels begin as zeros.
-static inline void pack_row(const Segment &s, int output, int source, const void *row, float *scratch) {
+[[gnu::noinline]] static inline void pack_row(const Segment &s, int output, int source, const void *row, float *scratch) {
     char *panel = (char *)s.weights + panel_bytes(s.format, s.inputs) * (output / PANEL);
     int j = output % PANEL, groups = (s.inputs + GROUP - 1) / GROUP;
     bool blocks = source >= SRC_Q4_0;

@@ -45,7 +45,7 @@ static inline void quantise_group(const float *v, int most, int32_t *q, float &s
 }
 
 // v: width floats, zero behind the inputs.
-static inline void store_activation_row(const float *v, const Activations &a, int row) {
+[[gnu::noinline]] static inline void store_activation_row(const float *v, const Activations &a, int row) {
     if (a.need & FLOATS) memcpy(a.floats + (size_t)row * a.width, v, 4 * (size_t)a.width);
     int32_t q[GROUP];
     for (int g = 0; g < a.groups; g++) {

@@ -16,7 +16,7 @@ static inline void scale_and_min(const uint8_t *packed, int j, int &scale, int &
 }
 
 // Group g of a row of blocks; only for the block types.
-static inline Group32 read_group(int source, const uint8_t *row, int g) {
+[[gnu::noinline]] static inline Group32 read_group(int source, const uint8_t *row, int g) {
     Group32 out;
     out.m = 0;
     auto nibbles = [&](const uint8_t *q) { for (int i = 0; i < 16; i++) out.q[i] = q[i] & 15, out.q[i + 16] = q[i] >> 4; };
@@ -54,7 +54,7 @@ static inline Group32 read_group(int source, const uint8_t *row, int g) {
 }
 
 // A whole row as floats.
-static inline void read_row(int source, const void *row, int width, float *out) {
+[[gnu::noinline]] static inline void read_row(int source, const void *row, int width, float *out) {
     if (source == SRC_F32) { memcpy(out, row, 4 * (size_t)width); return; }
     for (int k = 0; k < width && (source == SRC_F16 || source == SRC_BF16); k++) {
         const uint8_t *p = (const uint8_t *)row + 2 * (size_t)k;
