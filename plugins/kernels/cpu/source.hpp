@@ -15,7 +15,8 @@ static inline void scale_and_min(const uint8_t *packed, int j, int &scale, int &
     else scale = (packed[j + 4] & 15) | (packed[j - 4] >> 6 << 4), min = (packed[j + 4] >> 4) | (packed[j] >> 6 << 4);
 }
 
-// Group g of a row of blocks; only for the block types.
+// Group g of a row of blocks; only for the block types.  (Not inlined, like others that many places call: to compile them
+// once instead of everywhere saves a fifth of the first build.)
 [[gnu::noinline]] static inline Group32 read_group(int source, const uint8_t *row, int g) {
     Group32 out;
     out.m = 0;
