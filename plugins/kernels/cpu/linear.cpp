@@ -33,9 +33,10 @@ template <class T, int R> struct Rows {
     T operator()(int r, size_t k) const { return at[r / 3][r % 3 * stride + k]; }
 };
 
-// Weights are read once and in order, but the machine's own fetching stops at every page.
-static inline void fetch_ahead(const char *w, size_t bytes) {
-    for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(w + AHEAD + b);
+// Weights are read in order, but the machine's own fetching stops at every page.  What one row reads nobody reads again
+// before all of it has gone by: kept out of the last cache, it leaves room there for the interpreter's next turn.
+template <int R> static inline void fetch_ahead(const char *w, size_t bytes) {
+    for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch(w + AHEAD + b, 0, R == 1 ? 0 : 3);
 }
 
 template <int FORMAT, int R>
@@ -45,7 +46,7 @@ static void dense_tile(const Segment &s, const Activations &a, int row, int pane
     vf c[R][2] = {};
     if (FORMAT == FLOAT32) {
         for (int k = 0; k < s.inputs; k++, w += 2 * VECTOR) {
-            if (R > 1) fetch_ahead(w, 2 * VECTOR);  // for one row the machine's own fetching keeps up
+            if (R > 1) fetch_ahead<R>(w, 2 * VECTOR);  // for one row the machine's own fetching keeps up
             vf w0 = load((const float *)w), w1 = load((const float *)(w + VECTOR));
 #pragma GCC unroll 12
             for (int r = 0; r < R; r++) {
@@ -55,7 +56,7 @@ static void dense_tile(const Segment &s, const Activations &a, int row, int pane
         }
     } else {
         for (int k = 0; k < s.inputs; k += 2, w += 2 * VECTOR) {
-            fetch_ahead(w, 2 * VECTOR);
+            fetch_ahead<R>(w, 2 * VECTOR);
             vi pair0 = load_words(w), pair1 = load_words(w + VECTOR);
             vf w0 = (vf)(pair0 << 16), w1 = (vf)(pair1 << 16);
 #pragma GCC unroll 12
@@ -90,7 +91,7 @@ static void grouped_tile(const Segment &s, const Activations &a, int row, int pa
     Rows<float, R> scale(a.scale16 + (size_t)row * groups, groups), total(a.sum16 + (size_t)row * groups, groups);
     vf f[R][2] = {};
     for (int g = 0; g < groups; g++, w += bytes) {
-        fetch_ahead(w, bytes);
+        fetch_ahead<R>(w, bytes);
         const char *d = w + GROUP * PANEL * BITS / 8;
         for (int part = 0; part < PARTS; part++) {
             vi c[R][2] = {};
@@ -147,7 +148,7 @@ static void grouped8_tile(const Segment &s, const Activations &a, int row, int p
     Rows<float, R> scale(a.scale8 + (size_t)row * groups, groups), total(a.sum8 + (size_t)row * groups, groups);
     vf f[R][2] = {};
     for (int g = 0; g < groups; g++, w += bytes) {
-        fetch_ahead(w, bytes);
+        fetch_ahead<R>(w, bytes);
         const char *d = w + GROUP * PANEL * BITS / 8;
         for (int part = 0; part < PARTS; part++) {
             Sums c[R][2] = {};
