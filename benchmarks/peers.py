@@ -185,7 +185,8 @@ def report(records: list[dict[str, Any]]) -> str:
                 if cells[-1]:
                     least[own] = min(least.get(own, float("inf")), statistics.median(both))
             lines.append(f"| {name} | {statistics.median(rates):.1f} | " + " | ".join(cells) + " |")
-        lines.append("| against the best peer | | " + " | ".join(f"{least.get(own, 0):.2f}x" for own in ours) + " |")
+        best = [f"{least[own]:.2f}x" if own in least else "" for own in ours]
+        lines.append("| against the best peer | | " + " | ".join(best) + " |")
     lines += ["\n| engine | precision | ready after s | MiB then | MiB at the end |", "|---|---|---|---|---|"]
     for name in seen:
         own = [record for record in records if record["engine"] == name]

@@ -59,11 +59,11 @@ class SamplingPlan:
     banned_rows: npt.NDArray[np.int64]
     banned_ids: npt.NDArray[np.int64]
     standard_run: Callable[[Any, Any], SampleOutput] | None = None
-    #: Every row takes its best token, and none is banned: known once for all who draw from this plan.
+    #: Every row takes its best token: known once for all who draw from this plan.
     best_only: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "best_only", not len(self.banned_ids) and bool(self.greedy.all()))
+        object.__setattr__(self, "best_only", bool(self.greedy.all()))
 
     def __len__(self) -> int:
         return len(self.temperature)

@@ -46,7 +46,8 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One step.  ``num_rows`` counts real rows; arrays over rows hold dummy rows too, behind them.
+    """One step.  ``num_rows`` counts real rows; arrays over rows hold dummy rows too, behind them.  Nobody writes into
+    them: a backend trusts what ``build`` has checked.
 
     ids, positions, slot_mapping  ``(num_tokens,)``   slot -1: the token is not written
     cu_seqlens                    ``(rows + 1,)``     where each row's tokens begin; the last is num_tokens
@@ -134,7 +135,7 @@ def build(launch: StepLaunch, last_ids: Mapping[str, int], limits: Limits) -> St
 
 
 def _ids(row: GrantedRow, last_ids: Mapping[str, int], limits: Limits) -> tuple[int, ...]:
-    ids = row.token_ids
+    ids = None if row.token_ids is None else tuple(row.token_ids)
     if ids is None:
         if row.rid not in last_ids or row.count != 1:
             raise EngineFault(f"{row.rid}: a row of {row.count} without ids, and no id sampled before it")
@@ -148,12 +149,13 @@ def _ids(row: GrantedRow, last_ids: Mapping[str, int], limits: Limits) -> tuple[
 
 def _table(row: GrantedRow, limits: Limits) -> tuple[int, ...]:
     """The blocks that the row's context fills; its slots are where they say."""
-    rid, size, start, count, slots = row.rid, limits.block_size, row.start, row.count, row.slot_mapping
+    rid, size, start, count = row.rid, limits.block_size, row.start, row.count
+    slots = tuple(row.slot_mapping)  # an allocator may hand over any sequence
     stop = start + count
     if stop > limits.max_context:
         raise EngineFault(f"{rid}: {stop} tokens, the context holds {limits.max_context}")
     blocks = -(-stop // size)
-    table = row.block_table[:blocks]
+    table = tuple(row.block_table[:blocks])
     if len(table) < blocks:
         raise EngineFault(f"{rid}: {len(table)} blocks for {stop} tokens")
     if min(table) < 0 or max(table) >= limits.num_blocks:

@@ -52,7 +52,7 @@ class Formats:
 @dataclass(frozen=True, slots=True)
 class NativeFormats(Formats):
     """``kept``: ``file`` (as stored there), ``fp32``, ``bf16``, ``q8`` or ``q4``; ``fast``: 8-bit activations for
-    grouped weights."""
+    grouped weights, and keys and values in fp16."""
 
     kept: str
     fast: bool
@@ -95,7 +95,7 @@ def resolve(config: ExecutorConfig, native_bf16: bool, names: Mapping[str, torch
 
 def resolve_native(config: ExecutorConfig) -> NativeFormats:
     """What the native kernels make of the configuration: without a wish, weights as they are stored, and arithmetic
-    that is as exact as float32.  Raises ConfigError naming key, value and valid names."""
+    that is as exact as float32, but for ``fast``.  Raises ConfigError naming key, value and valid names."""
     _check_names(config, (*NAMES, *NATIVE_WEIGHTS), (*NAMES, *NATIVE_DTYPES))
     weights = config.weights
     if weights == "auto":

@@ -5,7 +5,8 @@ are.  Grouped ones meet activations of 16 bits (or of 8, where 4-bit weights and
 every 32, multiplied in integers without rounding.  A row's result is the same to the bit whatever else is in the step,
 however its prompt is cut, and with any number of threads.
 
-Everything is checked here before its address is handed over: a wrong argument is an exception, never a crash.
+Everything is checked, here or by ``batch.build``, before its address is handed over: a wrong argument is an exception,
+never a crash.
 """
 
 from __future__ import annotations
@@ -276,7 +277,7 @@ class NativeOps:
         """All layers in one call; ``model`` as ``native_step`` makes it."""
         if not 0 < batch.ids_below <= model.vocab:
             check_ids(batch.ids, model.vocab)
-        sampling = batch.logits_rows
+        sampling, self._made = batch.logits_rows, None  # let go of the old logits first
         out = torch.empty(0 if sampling is None else len(sampling), model.vocab)
         if batch.num_tokens:
             self._library.ms_step(self._engine, model, batch.struct, out.data_ptr())
@@ -289,7 +290,7 @@ class NativeOps:
         if logits is not self._made:
             logits = self._checked(logits, logits.shape[-1])
         rows, vocab = logits.shape
-        if plan.best_only and len(plan) == rows:
+        if plan.best_only and len(plan) == rows and not len(plan.banned_ids):
             found = self._best(logits)
             return SampleOutput(found[:rows], failed(plan, found[rows:]))
         wide = (plan.temperature, plan.top_p, plan.min_p, plan.uniform)

@@ -41,7 +41,7 @@ class StandardPlan(Protocol):
 
 def can_draw(plan: Any, sample: Sample) -> bool:
     """Whether the standard sampler's arithmetic gives what ``sample(logits, plan)`` would."""
-    return plan is not None and getattr(plan, "standard_run", None) == sample
+    return getattr(plan, "standard_run", None) == sample and hasattr(plan, "best_only")
 
 
 def failed(plan: StandardPlan, states: list[int]) -> list[tuple[int, str]]:

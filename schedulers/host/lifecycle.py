@@ -186,7 +186,7 @@ class Lifecycle:
     def _stop(self, message: m.Stop, now: float) -> None:
         for rid, kept, string in message.rows:
             if request := self.records.get(rid):
-                beyond = len(request.output_ids) - kept
+                beyond = max(0, len(request.output_ids) - kept)
                 self.counters["wasted_tokens"] += beyond
                 request.num_tokens -= beyond
                 del request.output_ids[kept:]

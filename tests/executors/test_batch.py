@@ -73,6 +73,12 @@ def test_bad_rows_are_named_before_a_backend_sees_them(bad: GrantedRow, said: st
         build(StepLaunch(1, (bad,), None), {}, LIMITS)
 
 
+def test_an_allocator_may_hand_over_any_sequence() -> None:
+    tuples, others = row(), row(ids=[1, 2, 3], block_table=[7, 2, 5], slot_mapping=range(28, 31))
+    a, b = (build(StepLaunch(1, (one,), None), {}, LIMITS) for one in (tuples, others))
+    assert [part.tolist() for part in a.arrays()] == [part.tolist() for part in b.arrays()]
+
+
 def test_an_id_that_was_sampled_is_no_exception() -> None:
     with pytest.raises(EngineFault, match="a: an id outside the vocabulary of 100"):
         build(StepLaunch(1, (row(start=3, ids=None),), None), {"a": 100}, LIMITS)

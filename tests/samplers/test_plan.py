@@ -111,3 +111,22 @@ def test_slots_are_never_lost_or_shared(changes: list[tuple[bool, int]]) -> None
     plan = table.plan(tuple(row(rid, 3) for rid in living))
     assert plan.top_k.tolist() == [2 + serial % 97 for serial in living.values()]
     assert plan.banned_rows.tolist() == [at for at, serial in enumerate(living.values()) if serial % 2]
+
+
+def test_a_greedy_plan_is_kept_until_anything_changes() -> None:
+    table, rows = ParamTable(100, (2,)), (row("a", 9), row("b", 5))
+    table.put(started("a", SamplingParams(temperature=0.0, min_tokens=3)))
+    table.put(started("b", SamplingParams(temperature=0.0)))
+    assert table.plan((row("a", 5), row("b", 5))).has_bans, "its end ids are held back at first"
+    plan = table.plan(rows)
+    assert plan.best_only
+    assert not plan.has_bans
+    assert table.plan((row("a", 10), row("b", 6))) is plan, "no position matters"
+    assert len(table.plan((row("b", 7),))) == 1, "other rows"
+    again = table.plan(rows)
+    table.put(started("b", SamplingParams(temperature=1.0)))
+    assert table.plan(rows).greedy.tolist() == [True, False], "b came back with other parameters"
+    assert again == plan
+    table.drop("b")
+    with pytest.raises(EngineFault, match="never started or is already released"):
+        table.plan(rows)
