@@ -162,14 +162,7 @@ def _table(row: GrantedRow, limits: Limits) -> tuple[int, ...]:
         raise EngineFault(f"{rid}: a block outside the pool of {limits.num_blocks}: {row.block_table}")
     if len(slots) != count:
         raise EngineFault(f"{rid}: {len(slots)} slots for a row of {count}")
-    if count == 1 and slots == (table[-1] * size + start % size,):  # a decode row, by far the most frequent
-        return table
-    at = start
-    for block in table[start // size :]:
-        end = min((at // size + 1) * size, stop)
-        slot = block * size + at % size
-        if slots[at - start : end - start] != tuple(range(slot, slot + end - at)):
-            wrong = next(p for p in range(at, end) if slots[p - start] != slot + p - at)
-            raise EngineFault(f"{rid}: slot {slots[wrong - start]} at position {wrong} is not in its table")
-        at = end
+    for at, slot in zip(range(start, stop), slots, strict=True):
+        if slot != table[at // size] * size + at % size:
+            raise EngineFault(f"{rid}: slot {slot} at position {at} is not in its table")
     return table

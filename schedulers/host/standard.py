@@ -157,21 +157,21 @@ class SchedulerHost(Lifecycle):
         spent: dict[str, int] = {}
         for rid in decision.preempt:
             self._preempt(self.running[rid], now)
-        draft, listens, records, running = self.draft(), self._listens, self.records, self.running
-        fits = type(decision) is Served
+        draft = None if type(decision) is Served else self.draft()
+        listens, records, running = self._listens, self.records, self.running
         for rid, wish in decision.rows:
             request, cached, count = records[rid], None, wish
             if rid not in running:
-                if not self.admitting or not (remaining := request.remaining()):
+                if draft is None or not self.admitting or not (remaining := request.remaining()):
                     continue
                 cached = draft.match(request.view)
                 if draft.need(rid, request.num_tokens) > draft.free_blocks:  # only when its whole context fits
                     draft.unmatch(rid)
                     continue
                 count = min(wish, remaining - cached)
-            elif not fits:
+            elif draft is not None:
                 count = min(wish, request.remaining())
-            if count > 0 and (fits or not draft.extend(rid, (cached or request.num_computed_tokens) + count)):
+            if count > 0 and (draft is None or not draft.extend(rid, (cached or request.num_computed_tokens) + count)):
                 if cached is not None:
                     started.append(self._start(request, cached, now))
                 rows.append(self._row(request, count))
