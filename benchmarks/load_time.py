@@ -2,12 +2,14 @@
 
     python benchmarks/load_time.py [--model PATH] [--executor native torch] [--dtype auto] [--cold]
 
-Each start is a process of its own that imports, loads, and asks for one token of a short prompt.  The first one builds
-kernels and converts weights into an empty cache folder, the second finds it filled (files still in the page cache of
-the machine).  ``--cold`` adds a start whose model, kernels and converted weights have left the page cache, as far as
-this system lets them; libraries stay.  The peak is the largest resident size until the token, less what importing the
-libraries took; it is compared with the weights in their final form.  ``printed`` is what the engine says that it
-takes: weights, workspace and overhead; the KV pool takes memory only as it is used.
+Each start is a process of its own that imports, loads, and asks for one token of a short prompt, as a user's program
+does; times count from its launch.  Imports end with the engine made, whose plugins bring torch along; kernels are being
+compiled meanwhile.  The first start builds them and converts weights into an empty cache folder, the second finds it
+filled (files still in the page cache of the machine).  ``--cold`` adds a start whose model, kernels and converted
+weights have left the page cache, as far as this system lets them; libraries stay.  The peak is the largest resident
+size until the token, less what importing the libraries took; it is compared with the weights in their final form.
+``printed`` is what the engine says that it takes: weights, workspace and overhead; the KV pool takes memory only as it
+is used.
 """
 
 from __future__ import annotations
@@ -26,8 +28,6 @@ CHILD = """
 import asyncio, re, sys, time
 from pathlib import Path
 
-begun = time.perf_counter()
-import torch
 from mainspring import Engine
 from mainspring.plugins.config_file import load
 
@@ -37,8 +37,10 @@ def resident(key):
 
 
 async def main():
+    begun = float(sys.argv[1])  # the same clock in every process
+    engine = Engine(load(None, sys.argv[2:]).config, progress=lambda text: print("   ", text))
     imported, before = time.perf_counter(), resident("VmRSS")
-    async with Engine(load(None, sys.argv[1:]).config, progress=lambda text: print("   ", text)) as engine:
+    async with engine:
         loaded, now = time.perf_counter(), resident("VmRSS")
         await engine.generate({"prompt": "Once upon a time", "max_tokens": 1})
         first, peak, memory = time.perf_counter(), resident("VmHWM"), engine.kernel.info.memory
@@ -84,7 +86,7 @@ def main() -> int:
                 begun = time.perf_counter()
                 print(f"{executor}: {label}", flush=True)
                 ended = subprocess.run(  # noqa: S603 -- this interpreter, this file's own text
-                    [sys.executable, "-c", CHILD, *overrides, "journal.path="],
+                    [sys.executable, "-c", CHILD, str(begun), *overrides, "journal.path="],
                     check=False,
                     env=os.environ | {"XDG_CACHE_HOME": folder},
                 )

@@ -29,6 +29,7 @@ from ..core.router import Tap
 from .chosen import check, chosen
 from .config_file import load
 from .control import Control
+from .executors import native_build
 from .executors.thread import ExecutorThread
 from .folders import journal_folder
 from .journal import Journal
@@ -82,6 +83,8 @@ class Engine:
         ``taps`` see every message besides the journal.
         """
         self.config = config or load(None, overrides).config
+        if make_executor is None:
+            native_build.begin(self.config)
         self.registry, self._with_gateways = registry or Registry(), gateways
         self.text = text or TextEdge(self.config)
         self.gateways: list[Any] = []

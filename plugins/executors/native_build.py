@@ -3,23 +3,30 @@
 The name of the file holds a digest of the sources, the compiler's version, the flags and the instruction set, so a
 change of any of them builds anew.  It is written under a temporary name and renamed: two processes may build at once,
 and either result is whole.
+
+``begin`` starts what ``build`` will wait for.  An engine does so before it imports torch, which takes a second or two.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..folders import cache_folder
+from ..settings import Config
 
 SOURCES = Path(__file__).parents[1] / "kernels" / "cpu"
 #: Units, and what each is spared: the compiler has nothing to find in loops that are written in vectors, and takes a
@@ -27,6 +34,10 @@ SOURCES = Path(__file__).parents[1] / "kernels" / "cpu"
 UNITS: dict[str, tuple[str, ...]] = {"linear.cpp": ("-fno-tree-vectorize",), "engine.cpp": ()}
 #: Without -ffp-contract=off the compiler would choose, tile by tile, where a product and a sum are rounded once.
 FLAGS = ("-std=c++20", "-O3", "-g1", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi")
+
+
+#: There where a driver of NVIDIA runs, which is known sooner than whether torch finds a device.
+NVIDIA = Path("/dev/nvidiactl")
 
 
 class CannotBuild(Exception):
@@ -96,45 +107,126 @@ def library_path(kind: InstructionSet, extra: tuple[str, ...] = (), folder: Path
     return (folder or cache_folder()) / "kernels" / f"cpu-{kind.name}-{digest.hexdigest()[:20]}.so"
 
 
+def begin(config: Config) -> None:
+    """Start to compile what the executor of ``config`` will want, as far as that is known before torch is imported.
+
+    Not for ``auto`` beside an NVIDIA driver, nor for a model in a folder, whose family torch may have to run: there
+    ``build`` starts it.  Where this guesses wrong, the library waits for another start, or is dropped at an exit.
+    """
+    chosen, model = config.executor.use, config.model.path
+    if chosen not in ("auto", "native") or (chosen == "auto" and NVIDIA.exists()):
+        return
+    if model and not Path(model).expanduser().is_file():
+        return
+    with contextlib.suppress(CannotBuild, OSError):  # ``build`` will say so
+        kind = best_instruction_set()
+        _begun(library_path(kind), kind)
+
+
 def build(
     kind: InstructionSet, progress: Callable[[str], None], extra: tuple[str, ...] = (), folder: Path | None = None
 ) -> Path:
     """The library of ``kind``, compiled unless it is there.  ``extra`` flags are for tests.  Raises CannotBuild."""
     path = library_path(kind, extra, folder)
-    if path.exists():
-        return path
-    begun = time.monotonic()
-    progress(f"compiling the native kernels for {kind.name}, once")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=path.stem + "-") as name:
-            made = _compile(kind, extra, Path(name))
-            made.replace(path)
-    except OSError as error:
-        raise CannotBuild(f"the kernels cannot be kept in {path.parent}: {error.strerror or error}") from error
-    progress(f"compiled in {time.monotonic() - begun:.1f} s, kept in {path}")
+    if making := _begun(path, kind, extra):
+        progress(f"compiling the native kernels for {kind.name}, once")
+        progress(f"compiled in {making.wait():.1f} s, kept in {path}")
     return path
 
 
-def _compile(kind: InstructionSet, extra: tuple[str, ...], folder: Path) -> Path:
-    """All units at once, then the link; returns the library in ``folder``.  Raises CannotBuild, OSError."""
-    common = [*compiler(), *FLAGS, *kind.arch, *extra, f'-DMS_ISA_FILE="isa_{kind.name}.hpp"']
-    objects = [folder / f"{unit}.o" for unit in UNITS]
-    running = [
-        subprocess.Popen(  # noqa: S603
-            [*common, *own, "-c", str(SOURCES / unit), "-o", str(made)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+def _begun(path: Path, kind: InstructionSet, extra: tuple[str, ...] = ()) -> _Making | None:
+    """What makes the library of ``path``, started if nobody has; None if it was there."""
+    with _lock:
+        if path not in _makings:
+            if path.exists():
+                return None
+            making = _Making(path, kind, extra)
+            making.start()
+            _makings[path] = making
+        return _makings[path]
+
+
+class _Making(threading.Thread):
+    """A library on its way.  Whether anybody waits or not, in the end it is kept, and nothing else is left.
+
+    A daemon, because an exit of the process should not wait for it but end it.
+    """
+
+    def __init__(self, path: Path, kind: InstructionSet, extra: tuple[str, ...]) -> None:
+        super().__init__(name="mainspring-compile", daemon=True)
+        self._path, self._kind, self._extra = path, kind, extra
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._took, self._error = 0.0, ""
+
+    def run(self) -> None:
+        begun, path = time.monotonic(), self._path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=path.stem + "-") as name:
+                self._compile(Path(name)).replace(path)
+        except CannotBuild as error:
+            self._error = str(error)
+        except OSError as error:
+            self._error = f"the kernels cannot be kept in {path.parent}: {error.strerror or error}"
+        self._took = time.monotonic() - begun
+
+    def wait(self) -> float:
+        """Returns the seconds that it took in all.  Raises CannotBuild.  Whoever asks later begins anew."""
+        self.join()
+        with _lock:
+            _makings.pop(self._path, None)
+        if self._error:
+            raise CannotBuild(self._error)
+        return self._took
+
+    def stop(self) -> None:
+        """End the compilers, and wait until the thread has cleared up behind them."""
+        while self.is_alive():  # it may be about to start another
+            for process in self._running:
+                for pid in [*_with_children(process.pid)] if process.returncode is None else ():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
+            self.join(0.02)
+
+    def _compile(self, folder: Path) -> Path:
+        """All units at once, then the link; returns the library in ``folder``.  Raises CannotBuild, OSError."""
+        common = [*compiler(), *FLAGS, *self._kind.arch, *self._extra, f'-DMS_ISA_FILE="isa_{self._kind.name}.hpp"']
+        objects = [str(folder / f"{unit}.o") for unit in UNITS]
+        self._run(
+            [*common, *own, "-c", str(SOURCES / unit), "-o", made]
+            for (unit, own), made in zip(UNITS.items(), objects, strict=True)
         )
-        for (unit, own), made in zip(UNITS.items(), objects, strict=True)
-    ]
-    said = [process.communicate()[1] for process in running]
-    library = folder / "made.so"
-    if not any(process.returncode for process in running):
-        link = [*compiler(), "-shared", *extra, *map(str, objects), "-o", str(library), "-lpthread"]
-        linked = subprocess.run(link, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)  # noqa: S603
-        if linked.returncode == 0:
-            return library
-        said = [linked.stderr]
-    errors = [line for text in said for line in text.decode(errors="replace").splitlines() if "error" in line]
-    raise CannotBuild(f"the compiler failed: {errors[0] if errors else 'without saying why'}")
+        library = folder / "made.so"
+        self._run([[*compiler(), "-shared", *self._extra, *objects, "-o", str(library), "-lpthread"]])
+        return library
+
+    def _run(self, commands: Iterable[list[str]]) -> None:
+        """All at once.  Raises CannotBuild with the first error that one of them prints, OSError."""
+        self._running = []
+        for command in commands:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # noqa: S603
+            self._running.append(process)
+        said = [process.communicate()[1] for process in self._running]
+        if any(process.returncode for process in self._running):
+            errors = [line for text in said for line in text.decode(errors="replace").splitlines() if "error" in line]
+            raise CannotBuild(f"the compiler failed: {errors[0] if errors else 'without saying why'}")
+
+
+_lock = threading.Lock()
+#: Begun, and not yet waited for.
+_makings: dict[Path, _Making] = {}
+
+
+@atexit.register
+def _stop() -> None:
+    for making in [*_makings.values()]:
+        making.stop()
+
+
+def _with_children(pid: int) -> Iterator[int]:
+    """A process and all below it: what a compiler's driver has started would outlive it."""
+    yield pid
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text(errors="replace").rpartition(")")[2].split()[1]) == pid:
+                yield from _with_children(int(stat.parent.name))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,7 @@ from mainspring.plugins.executors.native_build import (
 from mainspring.plugins.models.tiny import write_tiny_model
 from mainspring.plugins.settings import Config, ModelConfig
 
+ROOT = Path(__file__).parents[2]
 QUICK = ("-O0",)
 ZEN_3 = frozenset({"avx2", "fma", "f16c", "bmi2", "sse4_2"})
 ZEN_4 = ZEN_3 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni", "avx512_bf16"}
@@ -77,6 +81,153 @@ def test_two_processes_build_at_once(tmp_path: Path) -> None:
     said = {process.communicate()[0].strip() for process in running}
     assert len(said) == 1
     assert native_abi.load(Path(said.pop())).ms_lanes() in (8, 16)
+
+
+#: A compiler that notes each unit, and makes what it is asked for.
+COMPILES = 'while [ "$1" != -o ]; do shift; done; echo made > "$2"'
+FAILS = 'echo "x.cpp:1: error: no" >&2; exit 1'
+#: One that does not come to an end, with a child as g++ has.
+HANGS = 'sleep 600 & echo "pid $!" >> {log}; echo "pid $$" >> {log}; wait'
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """``compiler(body)`` puts a script in the place of g++, an empty cache beside it, and returns its log."""
+
+    def use(body: str) -> Path:
+        log, script = tmp_path / "log", tmp_path / "c++"
+        note = f'case "$*" in *-dump*) exit;; *" -c "*) echo unit >> {log};; esac'
+        script.write_text(f"#!/bin/sh\n{note}\n{body.format(log=log)}\n")
+        script.chmod(0o755)
+        log.write_text("")
+        return log
+
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for module in (native, native_build):
+        monkeypatch.setattr(module, "best_instruction_set", lambda: EMULATED)  # any machine has it
+    monkeypatch.setattr(native_build, "NVIDIA", tmp_path / "none")
+    return use
+
+
+def test_a_begun_build_is_joined(compiler: Callable[[str], Path], tmp_path: Path) -> None:
+    log, said = compiler(COMPILES), list[str]()
+    native_build.begin(Config())
+    native_build.begin(Config())
+    made = build(EMULATED, said.append)
+    assert log.read_text().splitlines() == ["unit"] * len(native_build.UNITS)
+    assert said[0] == "compiling the native kernels for emulated, once"
+    assert said[1].startswith("compiled in ") and said[1].endswith(f" s, kept in {made}")
+    assert list((tmp_path / "cache/mainspring/kernels").iterdir()) == [made]
+    native_build.begin(Config())  # there it is
+    assert build(EMULATED, said.append) == made
+    assert len(log.read_text().splitlines()) == len(native_build.UNITS) and len(said) == 2
+
+
+def test_engines_of_one_process_compile_once(compiler: Callable[[str], Path]) -> None:
+    log = compiler(COMPILES)
+    with ThreadPoolExecutor(4) as threads:
+        made = {*threads.map(lambda _: build(EMULATED, lambda _line: None), range(8))}
+    assert len(made) == 1 and len(log.read_text().splitlines()) == len(native_build.UNITS)
+
+
+def test_a_begun_build_that_fails_is_reported_by_build(compiler: Callable[[str], Path], folder: Path) -> None:
+    log, said = compiler(FAILS), list[str]()
+    native_build.begin(Config())
+    executor = AutoExecutor(None, Config(model=ModelConfig(path=str(folder))))
+    executor.load(said.append)
+    executor.close()
+    reason = "the compiler failed: x.cpp:1: error: no"
+    assert [line for line in said if reason in line] == [f"no native kernels: {reason}; torch runs the model"]
+    assert log.read_text().splitlines() == ["unit"] * len(native_build.UNITS)
+    with pytest.raises(CannotBuild, match=reason):  # tried anew
+        build(EMULATED, said.append)
+    assert len(log.read_text().splitlines()) == 2 * len(native_build.UNITS)
+
+
+@pytest.mark.parametrize("use", ["torch", "cupy", "my.module:Executor", "auto"])
+def test_nothing_is_begun_for_other_executors(
+    compiler: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    compiler(COMPILES)
+    (tmp_path / "driver").touch()
+    monkeypatch.setattr(native_build, "NVIDIA", tmp_path / "driver")  # where auto may choose cupy
+    native_build.begin(Config(executor=ExecutorConfig(use=use)))
+    assert not native_build._makings and not (tmp_path / "cache").exists()
+
+
+def test_nothing_is_begun_for_folders_and_what_is_not_there(
+    compiler: Callable[[str], Path], folder: Path, tmp_path: Path
+) -> None:
+    compiler(COMPILES)
+    for path in (folder, tmp_path / "none.gguf", "owner/name"):
+        native_build.begin(Config(model=ModelConfig(path=str(path))))
+    assert not native_build._makings and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("make_executor", ["None", "object"])
+def test_an_engine_begins_before_torch_is_imported(make_executor: str) -> None:
+    """And not at all for an executor that it does not choose by name."""
+    code = f"""
+import sys
+from mainspring.plugins.executors import native_build
+native_build.begin = lambda config: sys.exit(f"{{config.executor.use}} {{'torch' in sys.modules}}")
+from mainspring import Engine
+Engine(overrides=["journal.path=", "scheduler.use=none"], make_executor={make_executor})
+"""
+    ended = python(code)
+    assert ("auto False" in ended.stderr) == (make_executor == "None")
+    assert ("there is no such scheduler" in ended.stderr) == (make_executor == "object")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        (
+            "native_build.build(native_build.EMULATED, lambda _: signal.raise_signal(signal.SIGINT))",
+            "KeyboardInterrupt",
+        ),
+        ("Engine(overrides=['journal.path=', 'scheduler.use=none'])", "there is no such scheduler"),
+    ],
+)
+def test_an_exit_leaves_no_folder_and_no_process(
+    compiler: Callable[[str], Path], tmp_path: Path, ends: str, said: str
+) -> None:
+    log = compiler(HANGS)
+    code = f"""
+import pathlib, signal, time
+from mainspring import Engine
+from mainspring.plugins.executors import native_build
+from mainspring.plugins.settings import Config
+native_build.best_instruction_set = lambda: native_build.EMULATED
+native_build.NVIDIA = pathlib.Path("/nowhere")
+native_build.begin(Config())
+while pathlib.Path({str(log)!r}).read_text().count("pid") < 4:
+    time.sleep(0.01)
+{ends}
+"""
+    assert said in python(code).stderr
+    pids = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("pid")]
+    assert len(pids) == 2 * len(native_build.UNITS)
+    assert not [pid for pid in pids if running(pid)]
+    assert list((tmp_path / "cache/mainspring/kernels").iterdir()) == []
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter that runs ``code`` on this checkout."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def running(pid: int) -> bool:
+    """Whether there is such a process; a dead one that nobody has waited for yet does not count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
 
 
 def test_sources_flags_and_compiler_are_in_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@
 #include <cmath>
 #include <limits>
 #include <vector>
-#include <immintrin.h>
+#include "intrinsics.hpp"
 
 namespace ms {
 

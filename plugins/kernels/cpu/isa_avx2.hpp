@@ -1,6 +1,6 @@
 // AVX2 with FMA and F16C: 8 lanes, 16 registers.
 #pragma once
-#include <immintrin.h>
+#include "intrinsics.hpp"
 #define LANES 8
 #include "lanes.hpp"
 

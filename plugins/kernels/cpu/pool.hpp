@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <thread>
 #include <vector>
-#include <immintrin.h>
+#include "intrinsics.hpp"
 
 namespace ms {
 
