@@ -52,10 +52,4 @@ static inline vi dot8_signed(vi acc, vi w, vi x) {
 }
 #endif
 
-// v[j] and v[j + 4] of 8 integers within 16 bits -> 4 words.
-static inline void store_pairs(int32_t *to, const int32_t *v) {
-    __m128i low = _mm_loadu_si128((const __m128i *)v), high = _mm_loadu_si128((const __m128i *)(v + 4));
-    _mm_storeu_si128((__m128i *)to, _mm_blend_epi16(low, _mm_slli_epi32(high, 16), 0xaa));
-}
-
 }  // namespace ms

@@ -47,8 +47,5 @@ static inline vi total8(Sum8 acc) { return acc; }
 constexpr int OFFSET8 = 128;
 static inline vi signed8(vi w) { return w ^ (int32_t)0x80808080; }
 static inline vi dot8_signed(vi acc, vi w, vi x) { return dot8(acc, w, x); }
-static inline void store_pairs(int32_t *to, const int32_t *v) {
-    for (int j = 0; j < 4; j++) to[j] = (int32_t)(((uint32_t)v[j] & 0xffff) | ((uint32_t)v[j + 4] << 16));
-}
 
 }  // namespace ms

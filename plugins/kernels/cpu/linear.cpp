@@ -202,25 +202,23 @@ template <int... I> static Tile tile_for(int format, bool int8, int rows, std::i
     return tiles[int8 ? format + 4 : format][rows - 1];
 }
 
+// Weights lie in the second-level cache and a tile's rows in the first, while the other is walked through.
 void linear_part(const Linear &l, const Activations &a, int num_rows, const Out &out, int part, int parts) {
-    int all = panels_of(l), begin = (int)((long)all * part / parts), end = (int)((long)all * (part + 1) / parts);
-    constexpr int CACHED = 256 * 1024;              // bytes of activations that stay in the second-level cache
-    int block = std::max(MOST_ROWS, CACHED / (a.width * 4) / MOST_ROWS * MOST_ROWS);
-    for (int from = 0; from < num_rows; from += block) {
-        int rows = std::min(block, num_rows - from), offset = 0;
-        for (int i = 0; i < l.num_segments; offset += panels_of(l.segments[i++])) {
-            const Segment &s = l.segments[i];
-            bool int8 = takes_int8(l, s);
-            int most = s.format == FLOAT32 ? ROWS_FLOAT32 : s.format == BFLOAT16 ? ROWS_BFLOAT16 : int8 ? ROWS_GROUPED8 : ROWS_GROUPED;
-            int tiles = (rows + most - 1) / most;
-            int last = std::min(end - offset, panels_of(s));
-            for (int p = std::max(0, begin - offset); p < last; p++)
-                for (int t = 0, r = 0; t < tiles; t++) {            // rows spread evenly over the tiles
-                    int n = (int)((long)rows * (t + 1) / tiles) - r;
-                    tile_for(s.format, int8, n, std::make_integer_sequence<int, MOST_ROWS>())(s, a, from + r, p, out);
-                    r += n;
-                }
-        }
+    constexpr int CACHED = 128 * 1024;              // bytes of weights, measured
+    int all = panels_of(l), begin = (int)((long)all * part / parts), end = (int)((long)all * (part + 1) / parts), offset = 0;
+    for (int i = 0; i < l.num_segments; offset += panels_of(l.segments[i++])) {
+        const Segment &s = l.segments[i];
+        bool int8 = takes_int8(l, s);
+        int most = s.format == FLOAT32 ? ROWS_FLOAT32 : s.format == BFLOAT16 ? ROWS_BFLOAT16 : int8 ? ROWS_GROUPED8 : ROWS_GROUPED;
+        int tiles = (num_rows + most - 1) / most, few = std::max(1, CACHED / (int)panel_bytes(s.format, s.inputs));
+        int last = std::min(end - offset, panels_of(s));
+        for (int first = std::max(0, begin - offset); first < last; first += few)
+            for (int t = 0, r = 0; t < tiles; t++) {                // rows spread evenly over the tiles
+                int n = (int)((long)num_rows * (t + 1) / tiles) - r;
+                Tile tile = tile_for(s.format, int8, n, std::make_integer_sequence<int, MOST_ROWS>());
+                for (int p = first; p < std::min(last, first + few); p++) tile(s, a, r, p, out);
+                r += n;
+            }
     }
 }
 

@@ -3,6 +3,7 @@
 #include "abi.hpp"
 #include "vec.hpp"
 #include <algorithm>
+#include <immintrin.h>
 
 namespace ms {
 
@@ -44,6 +45,18 @@ static inline void quantise_group(const float *v, int most, int32_t *q, float &s
     scale = m / most, total = scale * integers;
 }
 
+// 8 integers as words of 16 bits (q[j], q[j + 4]), and of 8 bits (q[0], q[2], q[4], q[6]) and (q[1], q[3], q[5], q[7]).
+static inline void store_pairs(int32_t *to, __m128i low, __m128i high) {
+    _mm_storeu_si128((__m128i *)to, _mm_blend_epi16(low, _mm_slli_epi32(high, 16), 0xaa));
+}
+static inline void store_fours(int32_t *to, __m128i low, __m128i high) {
+    __m128i order = _mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, -1, -1, -1, -1, -1, -1, -1, -1);
+    _mm_storel_epi64((__m128i *)to, _mm_shuffle_epi8(_mm_packs_epi32(low, high), order));
+}
+template <class F> static inline void by_eights(const int32_t *q, F f) {
+    for (int i = 0; i < GROUP; i += 8) f(i, _mm_loadu_si128((const __m128i *)(q + i)), _mm_loadu_si128((const __m128i *)(q + i + 4)));
+}
+
 // v: width floats, zero behind the inputs.
 [[gnu::noinline]] static inline void store_activation_row(const float *v, const Activations &a, int row) {
     if (a.need & FLOATS) memcpy(a.floats + (size_t)row * a.width, v, 4 * (size_t)a.width);
@@ -52,15 +65,12 @@ static inline void quantise_group(const float *v, int most, int32_t *q, float &s
         size_t at = (size_t)row * a.groups + g;
         if (a.need & WORDS16) {
             quantise_group(v + g * GROUP, 32767, q, a.scale16[at], a.sum16[at]);
-            int32_t *to = a.words16 + at * (GROUP / 2);
-            for (int i = 0; i < GROUP; i += 8) store_pairs(to + i / 2, q + i);
+            by_eights(q, [to = a.words16 + at * (GROUP / 2)](int i, __m128i low, __m128i high) { store_pairs(to + i / 2, low, high); });
         }
         if (a.need & WORDS8) {
             quantise_group(v + g * GROUP, 127, q, a.scale8[at], a.sum8[at]);
-            uint8_t *to = (uint8_t *)(a.words8 + at * (GROUP / 4));
-            for (int i = 0; i < GROUP; i += 8)
-                for (int j = 0; j < 4; j++) to[i + j] = (uint8_t)q[i + 2 * j], to[i + 4 + j] = (uint8_t)q[i + 2 * j + 1];
-            for (int half = 0; half < 2; half++) {
+            by_eights(q, [to = a.words8 + at * (GROUP / 4)](int i, __m128i low, __m128i high) { store_fours(to + i / 4, low, high); });
+            for (int half = 0; OFFSET8 && half < 2; half++) {
                 int32_t sum = 0;
                 for (int i = 0; i < GROUP / 2; i++) sum += q[half * GROUP / 2 + i];
                 a.halves8[2 * at + half] = sum;
