@@ -33,7 +33,7 @@ from .standard_plan import can_draw
 from .torch import TorchExecutor
 
 #: Of ``attention.hpp``: tokens of a span, and rows of a unit.
-SPAN, UNIT_ROWS = 256, 24
+SPAN, UNIT_ROWS = 128, 24
 
 
 class NativeExecutor(TorchExecutor):
@@ -106,7 +106,7 @@ class NativeBackend(Backend):
     def _units(self, model: LlamaConfig, tokens: int) -> int:
         """Most parts of a step's attention whose spans are computed apart, see ``plan`` in ``engine.cpp``."""
         heads = -(-model.num_heads // model.num_kv_heads // UNIT_ROWS) * model.num_kv_heads
-        return min(8 * self.threads - 1, tokens * heads) if self.threads > 1 else 0
+        return min(4 * self.threads, tokens * heads) if self.threads > 1 else 0
 
     def _padded(self, model: LlamaConfig) -> int:
         return native_abi.padded_dim(self._library, model.head_dim)

@@ -12,7 +12,7 @@
 
 namespace ms {
 
-constexpr int CHUNK = 64, SPAN = 256;
+constexpr int CHUNK = 64, SPAN = 128;
 constexpr int UNIT_ROWS = 24;                       // (token, head) rows that share the keys of one kv head
 constexpr float NOTHING = -1e30f;                   // score of what a row does not see
 

@@ -22,6 +22,27 @@ public:
 
 struct View { Walk &walk; int thread; };
 
+class Forms {                                       // activations in every form that a matrix wants, for one after the other
+    Buffer floats, words16, words8;
+public:
+    Activations activations(const Linear &l, int num_rows) {
+        Activations a = {};
+        a.need = need_of(l), a.groups = (l.inputs + GROUP - 1) / GROUP, a.width = a.groups * GROUP;
+        size_t words = (size_t)num_rows * a.width, scales = (size_t)num_rows * a.groups;
+        if (a.need & FLOATS) a.floats = floats.get<float>(words);
+        if (a.need & WORDS16) {
+            a.words16 = words16.get<int32_t>(words / 2 + 2 * scales);
+            a.scale16 = (float *)(a.words16 + words / 2), a.sum16 = a.scale16 + scales;
+        }
+        if (a.need & WORDS8) {
+            a.words8 = words8.get<int32_t>(words / 4 + 4 * scales);
+            a.halves8 = a.words8 + words / 4;
+            a.scale8 = (float *)(a.halves8 + 2 * scales), a.sum8 = a.scale8 + scales;
+        }
+        return a;
+    }
+};
+
 Heads heads_of(const KV &kv, int num_heads) {
     return {num_heads, kv.num_kv_heads, kv.head_dim, kv.padded_dim, num_heads / kv.num_kv_heads};
 }
@@ -29,7 +50,8 @@ Heads heads_of(const KV &kv, int num_heads) {
 class Engine {
 public:
     Pool pool;
-    explicit Engine(int threads) : pool(threads), scratch(threads), rows(threads), drawers(threads) {}
+    Forms shared;
+    explicit Engine(int threads) : pool(threads), scratch(threads), rows(threads), own(threads), drawers(threads) {}
 
     // --- phases: called by all threads of a job
 
@@ -41,41 +63,43 @@ public:
         });
     }
 
-    void linear(View v, const Linear &l, const Activations &a, int num_rows, Out out) const {
-        int parts = std::min(panels_of(l), pool.num_threads == 1 ? 1 : 4 * pool.num_threads);
-        Pool::parts(v.walk, parts, [&](int i) { linear_part(l, a, num_rows, out, i, parts); });
-    }
-
     float *row_buffer(View v, int width) {          // of this thread, with room for the rest of a group behind `width`
         return rows[v.thread].get<float>(rounded_up(width, GROUP) + GROUP);
     }
 
-    // f(row, to) writes the `width` floats of a row; they are kept in every form that `a` needs.
-    template <class F> void store_rows(View v, int count, int width, const Activations &a, F f) {
-        by_rows(v, count, [&](int r) {
-            float *y = row_buffer(v, width);
-            f(r, y);
-            std::fill(y + width, y + a.width, 0.f);
-            store_activation_row(y, a, r);
+    // y = f(row) W^T for `count` rows; f(row, to) writes the inputs of a row.  A single row is made by every thread for
+    // itself, which takes less time than waiting for the one that makes it for all.
+    template <class F> void linear(View v, const Linear &l, int count, Out out, F f) {
+        if (count <= 0) return;
+        Activations a = count == 1 ? own[v.thread].activations(l, 1) : shared.activations(l, count);
+        auto make = [&](int r) {
+            float *x = row_buffer(v, l.inputs);
+            f(r, x);
+            std::fill(x + l.inputs, x + a.width, 0.f);
+            store_activation_row(x, a, r);
+        };
+        if (count > 1) by_rows(v, count, make);
+        bool made = count > 1;
+        // Three quarters in large parts, the rest in small ones: few to hand out, and nobody waits long for the last.
+        int all = panels_of(l), threads = pool.num_threads;
+        auto bound = [&](int i) { return (int)((long)all * (i <= threads ? 3 * i : 2 * threads + i) / (4 * threads)); };
+        Pool::parts(v.walk, 2 * threads, [&](int i) {
+            if (!made) make(0), made = true;
+            linear_part(l, a, count, out, bound(i), bound(i + 1));
         });
     }
 
-    void quantise(View v, const float *x, int count, int width, const Activations &a) {
-        store_rows(v, count, width, a, [&](int r, float *y) { memcpy(y, x + (size_t)r * width, 4 * (size_t)width); });
+    static auto copied(const float *x, int width) {
+        return [=](int r, float *to) { memcpy(to, x + (size_t)r * width, 4 * (size_t)width); };
     }
-
-    void norm(View v, const float *x, const int32_t *chosen, int count, int width, const float *weight, float eps,
-              const Activations &a) {
-        store_rows(v, count, width, a, [&](int r, float *y) {
-            rms_norm_row(x + (size_t)(chosen ? chosen[r] : r) * width, weight, width, eps, y);
-        });
+    static auto normed(const float *x, const int32_t *chosen, int width, const float *weight, float eps) {
+        return [=](int r, float *to) { rms_norm_row(x + (size_t)(chosen ? chosen[r] : r) * width, weight, width, eps, to); };
     }
-
-    void silu(View v, const float *gate_up, int count, int width, const Activations &a) {
-        store_rows(v, count, width, a, [&](int r, float *y) {
+    static auto gated(const float *gate_up, int width) {
+        return [=](int r, float *to) {
             const float *x = gate_up + (size_t)r * 2 * width;
-            silu_mul_row(x, x + width, width, y);
-        });
+            silu_mul_row(x, x + width, width, to);
+        };
     }
 
     static void head_norms(float *row, const Heads &h, const float *query, const float *key, float eps) {
@@ -107,7 +131,7 @@ public:
 
     void plan(const Batch &b, const Heads &h) {
         units.clear(), spans.clear(), dummies.clear();
-        int longest = 1, most = std::max(1, UNIT_ROWS / h.group) * h.group;
+        int longest = 1, total = 0, most = std::max(1, UNIT_ROWS / h.group) * h.group;
         if (h.group > UNIT_ROWS) most = UNIT_ROWS;
         for (int row = 0; row < b.num_rows; row++) {
             int from = b.cu_seqlens[row], count = b.cu_seqlens[row + 1] - from;
@@ -115,13 +139,14 @@ public:
                 for (int t = 0; t < count; t++) dummies.push_back(from + t);
                 continue;
             }
+            int length = (b.context_lens[row] + SPAN - 1) / SPAN, before = (int)units.size();
             for (int head = 0; head < h.num_kv_heads; head++)
                 for (int first = 0; first < count * h.group; first += most)
                     units.push_back({row, head, first, std::min(most, count * h.group - first)});
-            longest = std::max(longest, (b.context_lens[row] + SPAN - 1) / SPAN);
+            longest = std::max(longest, length), total += length * ((int)units.size() - before);
         }
-        // Few units of several spans: spread the spans, so that one long context keeps all threads busy.
-        apart = longest > 1 && pool.num_threads > 1 && (int)units.size() < 8 * pool.num_threads;
+        // Where one unit is more than a quarter of a thread's share, spans are handed out, not units.
+        apart = longest > 1 && longest * 4 * pool.num_threads > total;
         if (!apart) return;
         for (int u = 0; u < (int)units.size(); u++) {
             int last = b.positions[b.cu_seqlens[units[u].row] + (units[u].first + units[u].count - 1) / h.group] / SPAN;
@@ -165,59 +190,30 @@ public:
         });
     }
 
-    // --- activations: one buffer for each form, shared by all matrices of a step
-
-    Activations activations(const Linear &l, int num_rows) {
-        Activations a = {};
-        a.need = need_of(l), a.groups = (l.inputs + GROUP - 1) / GROUP, a.width = a.groups * GROUP;
-        size_t words = (size_t)num_rows * a.width, scales = (size_t)num_rows * a.groups;
-        if (a.need & FLOATS) a.floats = floats.get<float>(words);
-        if (a.need & WORDS16) {
-            a.words16 = words16.get<int32_t>(words / 2 + 2 * scales);
-            a.scale16 = (float *)(a.words16 + words / 2), a.sum16 = a.scale16 + scales;
-        }
-        if (a.need & WORDS8) {
-            a.words8 = words8.get<int32_t>(words / 4 + 4 * scales);
-            a.halves8 = a.words8 + words / 4;
-            a.scale8 = (float *)(a.halves8 + 2 * scales), a.sum8 = a.scale8 + scales;
-        }
-        return a;
-    }
-
     void step(const Model &m, const Batch &b, float *logits) {
         const KV &kv = m.kv;
         Heads h = heads_of(kv, m.num_heads);
         int n = b.num_tokens, hidden = m.hidden, q_width = h.num_heads * h.dim, qkv_width = (h.num_heads + 2 * h.num_kv_heads) * h.dim;
         float *x = hidden_buffer.get<float>((size_t)n * hidden), *qkv = qkv_buffer.get<float>((size_t)n * qkv_width);
         float *att = attention_buffer.get<float>((size_t)n * q_width), *ff = ffn_buffer.get<float>((size_t)n * 2 * m.ffn);
-        for (int i = 0; i < m.num_layers; i++)      // the buffers are as large as any layer wants before pointers are taken
+        for (int i = 0; i < m.num_layers; i++)      // the buffer is as large as any layer wants before pointers are taken
             for (const Linear *l : {&m.layers[i].qkv, &m.layers[i].output, &m.layers[i].gate_up, &m.layers[i].down})
-                activations(*l, n);
-        activations(m.head, b.num_logits);
+                shared.activations(*l, n);
+        shared.activations(m.head, b.num_logits);
         plan(b, h);
         pool.run([&](Walk &walk, int thread) {
             View v{walk, thread};
             by_rows(v, n, [&](int t) { embed(m.embedding, b.ids[t], x + (size_t)t * hidden); });
             for (int i = 0; i < m.num_layers; i++) {
                 const Layer &l = m.layers[i];
-                Activations a = activations(l.qkv, n);
-                norm(v, x, nullptr, n, hidden, l.input_norm, m.eps, a);
-                linear(v, l.qkv, a, n, {qkv, (size_t)qkv_width, false});
+                linear(v, l.qkv, n, {qkv, (size_t)qkv_width, false}, normed(x, nullptr, hidden, l.input_norm, m.eps));
                 rope_and_write(v, qkv, h, kv, i, b, l.query_norm ? &l : nullptr, m.eps);
                 attend(v, {qkv, att, (size_t)qkv_width, (size_t)q_width, b, kv, h, i, l.window});
-                a = activations(l.output, n);
-                quantise(v, att, n, q_width, a);
-                linear(v, l.output, a, n, {x, (size_t)hidden, true});
-                a = activations(l.gate_up, n);
-                norm(v, x, nullptr, n, hidden, l.ffn_norm, m.eps, a);
-                linear(v, l.gate_up, a, n, {ff, (size_t)2 * m.ffn, false});
-                a = activations(l.down, n);
-                silu(v, ff, n, m.ffn, a);
-                linear(v, l.down, a, n, {x, (size_t)hidden, true});
+                linear(v, l.output, n, {x, (size_t)hidden, true}, copied(att, q_width));
+                linear(v, l.gate_up, n, {ff, (size_t)2 * m.ffn, false}, normed(x, nullptr, hidden, l.ffn_norm, m.eps));
+                linear(v, l.down, n, {x, (size_t)hidden, true}, gated(ff, m.ffn));
             }
-            Activations a = activations(m.head, b.num_logits);
-            norm(v, x, b.logits_rows, b.num_logits, hidden, m.norm, m.eps, a);
-            if (b.num_logits) linear(v, m.head, a, b.num_logits, {logits, (size_t)m.vocab, false});
+            linear(v, m.head, b.num_logits, {logits, (size_t)m.vocab, false}, normed(x, b.logits_rows, hidden, m.norm, m.eps));
         });
     }
 
@@ -238,9 +234,10 @@ public:
 
 private:
     struct Span { int unit, index; };
-    Buffer hidden_buffer, qkv_buffer, attention_buffer, ffn_buffer, floats, words16, words8, partials;
+    Buffer hidden_buffer, qkv_buffer, attention_buffer, ffn_buffer, partials;
     std::vector<Scratch> scratch;
     std::vector<Buffer> rows;
+    std::vector<Forms> own;
     std::vector<Drawer> drawers;
     std::vector<Unit> units;
     std::vector<Span> spans;
@@ -288,11 +285,9 @@ void ms_rms_norm(Engine *e, const float *x, const float *weight, int count, int 
 }
 
 void ms_linear(Engine *e, const Linear *l, const float *x, int count, float *out) {
-    Activations a = e->activations(*l, count);
+    e->shared.activations(*l, count);
     e->pool.run([&](Walk &walk, int thread) {
-        View v{walk, thread};
-        e->quantise(v, x, count, l->inputs, a);
-        e->linear(v, *l, a, count, {out, (size_t)l->outputs, false});
+        e->linear({walk, thread}, *l, count, {out, (size_t)l->outputs, false}, Engine::copied(x, l->inputs));
     });
 }
 

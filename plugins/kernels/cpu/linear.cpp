@@ -203,10 +203,9 @@ template <int... I> static Tile tile_for(int format, bool int8, int rows, std::i
 }
 
 // Weights lie in the second-level cache and a tile's rows in the first, while the other is walked through.
-void linear_part(const Linear &l, const Activations &a, int num_rows, const Out &out, int part, int parts) {
+void linear_part(const Linear &l, const Activations &a, int num_rows, const Out &out, int begin, int end) {
     constexpr int CACHED = 128 * 1024;              // bytes of weights, measured
-    int all = panels_of(l), begin = (int)((long)all * part / parts), end = (int)((long)all * (part + 1) / parts), offset = 0;
-    for (int i = 0; i < l.num_segments; offset += panels_of(l.segments[i++])) {
+    for (int i = 0, offset = 0; i < l.num_segments; offset += panels_of(l.segments[i++])) {
         const Segment &s = l.segments[i];
         bool int8 = takes_int8(l, s);
         int most = s.format == FLOAT32 ? ROWS_FLOAT32 : s.format == BFLOAT16 ? ROWS_BFLOAT16 : int8 ? ROWS_GROUPED8 : ROWS_GROUPED;

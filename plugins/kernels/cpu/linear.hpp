@@ -118,7 +118,7 @@ struct Out {                                        // where results go; add: on
     bool add;
 };
 
-// Part `part` of `parts` of the matrix, for all rows (linear.cpp).
-void linear_part(const Linear &l, const Activations &a, int num_rows, const Out &out, int part, int parts);
+// Panels [begin, end) of the matrix, for all rows (linear.cpp).
+void linear_part(const Linear &l, const Activations &a, int num_rows, const Out &out, int begin, int end);
 
 }  // namespace ms
