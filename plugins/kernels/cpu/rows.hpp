@@ -1,9 +1,9 @@
 // What happens to single rows between the matrices: norms, rotation, quantisation.
 #pragma once
 #include "abi.hpp"
+#include "intrinsics.hpp"
 #include "vec.hpp"
 #include <algorithm>
-#include <immintrin.h>
 
 namespace ms {
 
