@@ -1,7 +1,7 @@
 """The executor's own thread: steps in by a queue, results out by a post into the event loop.
 
-An executor that begins and ends steps apart (``overlap``) gets a second thread, which waits for steps to end and posts
-their results while the first one brings the next step.
+A second thread posts results while the first one brings the next step: those of an executor that begins and ends steps
+apart (``overlap``), for which it waits, and those behind which a step is waiting already.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class ExecutorThread:
         self._abandoned = False
         self._memory: dict[str, int] = {}  # bytes by column, as loaded
         self._begun: queue.SimpleQueue[tuple[StepLaunch, Message | Pending] | None] = queue.SimpleQueue()
+        self._handed_over = self._posted = 0  # results given to the second thread, and posted by it
         self._waiter: threading.Thread | None = None
         self._thread = threading.Thread(target=self._loop, name="mainspring-executor", daemon=True)
         self._thread.start()
@@ -143,18 +144,21 @@ class ExecutorThread:
         sample = self._sample
         assert sample is not None
         begun = self._attempt(launch, lambda: begin(self.executor, launch, sample))
-        if isinstance(begun, Message) and self._waiter is None:
+        # To post wakes the event loop, which takes the interpreter for as long as it has work: not before the next step.
+        if isinstance(begun, Message) and self._handed_over == self._posted and self._inbox.empty():
             self._report(launch, begun)
             return
         if self._waiter is None:
             self._waiter = threading.Thread(target=self._wait, name="mainspring-executor-results", daemon=True)
             self._waiter.start()
+        self._handed_over += 1
         self._begun.put((launch, begun))  # behind those that have not ended
 
     def _wait(self) -> None:
         while (item := self._begun.get()) is not None:
             launch, begun = item
             self._report(launch, begun if isinstance(begun, Message) else self._attempt(launch, begun.result))
+            self._posted += 1
 
     def _attempt(self, launch: StepLaunch, run: Callable[[], Any]) -> Any:
         """What ``run`` returns, or the message that says how the step failed."""

@@ -115,6 +115,38 @@ async def test_the_last_step_may_end_while_somebody_asks_how_long_it_takes() -> 
     await thread.close()
 
 
+async def test_a_result_behind_which_a_step_waits_is_posted_by_another_thread() -> None:
+    """To post wakes the event loop, which would take the interpreter from the step that waits; others at once."""
+    executor, posted, free = Overlapping(), list[tuple[int, str]](), threading.Event()
+    executor.at_once = {0, 1, 2, 3}
+    posts = Posts()
+
+    def post(message: Message) -> None:
+        assert isinstance(message, StepResult)
+        if message.step == 0:
+            assert free.wait(WAIT_S)  # the queue fills up meanwhile
+        if message.step == 1:
+            wait_for(executor.begun[2].wait)
+        posted.append((message.step, threading.current_thread().name))
+        posts(message)
+
+    thread = ExecutorThread(executor, post, MonotonicClock().now)
+    thread.serve(lambda logits, plan: SampleOutput([], []))
+    thread.deliver(launch(0))
+    wait_for(executor.begun[0].wait)
+    thread.deliver(launch(1))
+    thread.deliver(launch(2))
+    free.set()
+    posts.until(3)
+    thread.deliver(launch(3))
+    posts.until(4)
+    await thread.close()
+    first, own = posted[0], "mainspring-executor"
+    assert [step for step, _ in posted] == [0, 1, 2, 3]
+    assert first[1] == own or first[1] == own + "-results"  # whether step 1 had come by then
+    assert posted[1] == (1, own + "-results")
+
+
 async def test_a_step_is_begun_while_the_one_before_it_runs() -> None:
     executor = Overlapping()
     thread, posts = serve(executor)
