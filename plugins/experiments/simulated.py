@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...core.errors import ConfigError
+from ...core.messages import Message, StepLaunch
 from ...core.registry import PluginInfo, Registry
 from ..simulation.play import play
 from ..simulation.records import Run
@@ -24,7 +25,7 @@ from .spec import Experiment
 
 class Played(NamedTuple):
     """A run, its output ids by row (empty if no model made them), the real seconds that it took, and by step when the
-    host counted its requests (empty: when it decided)."""
+    host counted its requests, which with a step in flight is before the next one starts."""
 
     run: Run
     outputs: dict[int, list[int]]
@@ -65,7 +66,12 @@ class SimulatedClock:
     def play(self, arm: Arm, made: Scenario, seed: int, role: str) -> Played:
         """One run, exactly repeatable."""
         started = time.monotonic()
-        use = arm.config.scheduler.use
+        use, counted_at = arm.config.scheduler.use, dict[int, float]()
+
+        def see(message: Message, now: float) -> None:
+            if type(message) is StepLaunch:
+                counted_at[message.step] = now
+
         run = play(
             arm.config,
             made,
@@ -76,8 +82,9 @@ class SimulatedClock:
             noise_seed=noise_seed(arm.name, seed, role),
             known_lengths=self._spec.known_lengths,
             registry=self._registry,
+            taps=[see],
         )
-        return Played(run, {}, time.monotonic() - started, {})
+        return Played(run, {}, time.monotonic() - started, counted_at)
 
     def alone(self, arm: Arm) -> Alone:
         """Seconds of a request alone on the idle engine: its prompt in chunks of the budget, then token by token."""

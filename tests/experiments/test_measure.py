@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import msgspec
 import pytest
+from tests.experiments.lab import PARTS, write
 
+from mainspring.plugins.experiments import spec
+from mainspring.plugins.experiments.arms import make
 from mainspring.plugins.experiments.measure import course, little_error, measure, quantiles
-from mainspring.plugins.experiments.simulated import capacity
+from mainspring.plugins.experiments.simulated import SimulatedClock, capacity
 from mainspring.plugins.experiments.spec import ExperimentSpec
 from mainspring.plugins.experiments.workload import at_rate
 from mainspring.plugins.settings import Config
@@ -33,6 +37,16 @@ def played(some: Scenario, **scheduler: object) -> Run:
 def test_littles_law_holds_for_what_was_played(name: str) -> None:
     error = little_error(played(made(name)))
     assert error is not None and error < 0.005
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_littles_law_holds_at_any_depth(tmp_path: Path, depth: int) -> None:
+    """The host counts when it plans, which with a step in flight is one step before the launch."""
+    experiment = spec.read(write(tmp_path, arms=f"[config.scheduler]\ndepth = {depth}\n{PARTS['arms']}"))
+    some = made("S5")
+    run, _, _, counted_at = SimulatedClock(experiment).play(make(experiment, some)["fcfs"], some, 1, "pair")
+    error = little_error(run, counted_at)
+    assert error is not None and error < 1e-9
 
 
 def test_littles_law_sees_a_request_that_was_lost_or_counted_twice() -> None:
