@@ -14,6 +14,7 @@ NonNegInt = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
 NonNegFloat = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Tables = TypeVar("Tables", bound="Section")
 PosFloat = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Depth = Literal[1, 2, "auto"]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -27,7 +28,7 @@ class SchedulerConfig(Section, frozen=True):
     token_budget: PosInt = 512  # most tokens computed in one step
     max_running: PosInt = 256  # most requests in one step
     max_waiting: PosInt = 1024  # beyond it a submit is refused with queue_full
-    depth: Literal[1, 2] = 1  # steps in flight at once
+    depth: Depth = "auto"  # steps in flight at once; "auto": two while they are short
     max_bypass: NonNegInt = 16  # later requests that may pass one that does not fit, before it blocks the queue
     watermark: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0  # share of blocks kept free on admission
     pause_hold_s: NonNegFloat = 5.0  # a paused request keeps its blocks for so long, then it is preempted

@@ -19,8 +19,9 @@ def check_choices(kind: Any, tree: Mapping[str, Any], prefix: str, where: str) -
     ``kind`` is a Struct or a dataclass; ``prefix`` stands before the keys in the message.
     """
     for key, value, valid in _stated(_type_info(kind), tree, prefix):
-        if isinstance(value, type(valid[0])) and value not in valid:
-            hint = nearest(str(value), [str(choice) for choice in valid])
+        if isinstance(value, tuple(map(type, valid))) and value not in valid:
+            names = [str(choice) for choice in valid]
+            hint = f"; did you mean {value}, without quotes?" if value in names else nearest(str(value), names)
             raise ConfigError(f"{where}: {key} = {value!r} is not supported{hint}")
 
 

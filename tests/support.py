@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mainspring.core.config import AllocatorConfig, Config, SchedulerConfig
-from mainspring.core.messages import Emit, Finish, Message, SamplingParams, StepGrant, StepLaunch, StepPlan, Submit
+from mainspring.core.messages import (
+    Emit,
+    Finish,
+    Message,
+    SamplingParams,
+    StepGrant,
+    StepLaunch,
+    StepPlan,
+    StepResult,
+    Submit,
+)
 from mainspring.plugins.simulator import Simulator
 from mainspring.plugins.testing.fake_executor import FakeExecutor
 from mainspring.schedulers.host.standard import SchedulerHost
@@ -33,6 +43,25 @@ def submit(rid: str, prompt: int | tuple[int, ...], max_tokens: int = 20, **fiel
     ids = tuple(range(10, 10 + prompt)) if isinstance(prompt, int) else prompt
     sampling = fields.pop("sampling", SamplingParams(max_tokens=max_tokens, ignore_eos=True))
     return Submit(rid, ids, sampling, **fields)
+
+
+@dataclass
+class Flights:
+    """A tap that sees for each step, as it is planned, the moment and how many steps are in flight with it."""
+
+    seen: list[tuple[float, int]] = field(default_factory=list)
+    num_now: int = 0
+
+    def tap(self, message: Message, now: float) -> None:
+        if isinstance(message, StepPlan) and message.rows:
+            self.num_now += 1
+            self.seen.append((now, self.num_now))
+        elif isinstance(message, StepResult):
+            self.num_now -= 1
+
+    @property
+    def counts(self) -> list[int]:
+        return [count for _, count in self.seen]
 
 
 @dataclass

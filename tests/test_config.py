@@ -29,7 +29,10 @@ from mainspring.plugins.step_time.files import load as load_step_time
         ("[scheduler]\ntoken_budget = 0", ["scheduler.token_budget = 0", ">= 1"]),
         ("[scheduler]\ntoken_budget = true", ["scheduler.token_budget = True", "expected `int`"]),
         ("[scheduler]\ntoken_budget = '8'", ["scheduler.token_budget = '8'", "expected `int`"]),
-        ("[scheduler]\ndepth = 3", ["scheduler.depth = 3 is not supported (valid: 1, 2)"]),
+        ("[scheduler]\ndepth = 3", ["scheduler.depth = 3 is not supported (valid: 1, 2, auto)"]),
+        ("[scheduler]\ndepth = 'atuo'", ["scheduler.depth = 'atuo' is not supported; did you mean 'auto'? (valid: 1,"]),
+        ("[scheduler]\ndepth = '2'", ["scheduler.depth = '2' is not supported; did you mean 2, without quotes?"]),
+        ("[scheduler]\ndepth = true", ["scheduler.depth = True", "expected `int | str`"]),
         ("[scheduler]\nwatermark = 1.0", ["scheduler.watermark = 1.0"]),
         ("[executor]\nstall_s = 0", ["executor.stall_s = 0"]),
         ("[server]\nport = 70000", ["server.port = 70000", "65535"]),
@@ -105,6 +108,8 @@ def test_the_packaged_file_is_the_default() -> None:
         ("server.port", "0", 0),
         ("model.path", "/some/where.gguf", "/some/where.gguf"),
         ("scheduler.options", "{a = 1}", {"a": 1}),
+        ("scheduler.depth", "auto", "auto"),
+        ("scheduler.depth", "2", 2),
     ],
 )
 def test_an_explicit_value_is_used_and_shown_with_its_origin(key: str, given: str, value: object) -> None:

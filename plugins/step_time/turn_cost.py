@@ -31,7 +31,12 @@ def turn_us(registry: Registry, policy: str, running: int, waiting: int) -> floa
     options = {"max_batch": running} if policy in GROUPS else {}
     config = Config(
         scheduler=SchedulerConfig(
-            use=policy, options=options, token_budget=running * PROMPT, max_running=running, max_waiting=1 << 20
+            use=policy,
+            options=options,
+            token_budget=running * PROMPT,
+            max_running=running,
+            max_waiting=1 << 20,
+            depth=1,  # as in `live_turns`
         ),
         allocator=AllocatorConfig(use="prefix"),
     )

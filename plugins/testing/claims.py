@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from ...core.config import Depth
 from ...core.errors import PluginError, nearest
 from ...core.messages import Message, StepResult, Submit
 from .laws import Breach
@@ -130,11 +131,13 @@ def _backlog() -> tuple[tuple[float, Message], ...]:
 
 
 _ROOMY = Scenario("random mix with room", num_blocks=400)
-_MIXED = tuple(replace(_ROOMY, actions=tuple(mix(seed, 25))).at_depth(depth) for seed, depth in ((11, 1), (12, 2)))
+_MIXED = tuple(
+    replace(_ROOMY, actions=tuple(mix(seed, 25))).at_depth(depth) for seed, depth in enumerate(get_args(Depth), 11)
+)
 
 _CROWDED = tuple(
     replace(_ROOMY, name="a crowd", actions=tuple(mix(seed, 40, over_s=0.5)), max_running=2).at_depth(depth)
-    for seed, depth in ((13, 1), (14, 2))
+    for seed, depth in enumerate(get_args(Depth), 13)
 )
 
 #: Every claim that a policy can make.

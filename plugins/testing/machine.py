@@ -5,12 +5,13 @@ Hypothesis is imported here only; it shrinks a failure to the shortest traffic t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from ...core.config import Depth
 from ...core.messages import Cancel, Control, Pause, Resume
 from ..watchdog import Watchdog
 from .laws import ALWAYS
@@ -32,12 +33,12 @@ def try_policy(subject: Subject, watchdog: Watchdog, examples: int) -> None:
         @initialize(
             budget=st.sampled_from((1, 5, 16, 64)),
             running=st.sampled_from((1, 2, 8)),
-            depth=st.sampled_from((1, 2)),
+            depth=st.sampled_from(get_args(Depth)),
             blocks=st.sampled_from((5, 9, 40)),
             size=st.sampled_from((1, 4)),
             watermark=st.sampled_from((0.0, 0.2)),
         )
-        def engine(self, budget: int, running: int, depth: int, blocks: int, size: int, watermark: float) -> None:
+        def engine(self, budget: int, running: int, depth: Depth, blocks: int, size: int, watermark: float) -> None:
             scenario = Scenario("state machine", (), budget, running, depth, blocks, size, watermark=watermark)
             self.player, self.count, self.moment = Player(subject, scenario, watchdog), 0, 0.0
 

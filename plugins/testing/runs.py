@@ -48,7 +48,7 @@ class Subject:
             wrap=self.wrap,
             token_budget=scenario.token_budget,
             max_running=scenario.max_running,
-            depth=2 if scenario.depth == 2 else 1,
+            depth=scenario.depth,
             max_bypass=scenario.max_bypass,
             watermark=scenario.watermark,
         )

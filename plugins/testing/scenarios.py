@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+from ...core.config import Depth
 from ...core.messages import Cancel, Message, Pause, Resume, SamplingParams, Submit
 
 FIRST_ID, VOCAB_SIZE = 2, 1000  # ids below end a generation; the fake executor never draws them by itself
@@ -20,7 +21,7 @@ class Scenario:
     actions: tuple[tuple[float, Message], ...] = ()
     token_budget: int = 32
     max_running: int = 8
-    depth: int = 1
+    depth: Depth = 1
     num_blocks: int = 64
     block_size: int = 4
     max_bypass: int = 16
@@ -30,7 +31,7 @@ class Scenario:
     token_s: float = 0.001
     max_events: int = 2000
 
-    def at_depth(self, depth: int) -> Scenario:
+    def at_depth(self, depth: Depth) -> Scenario:
         """The same with so many steps in flight."""
         return replace(self, name=f"{self.name}, depth {depth}", depth=depth)
 
@@ -102,7 +103,7 @@ def _shared_prefixes() -> list[tuple[float, Submit]]:
 
 
 def standard() -> tuple[Scenario, ...]:
-    """The traffic that every policy is tried on: adversarial mixes, tiny pools, one and two steps in flight."""
+    """The traffic that every policy is tried on: adversarial mixes, tiny pools, every ``scheduler.depth``."""
     twins = burst(submit(f"twin{index}", 9, 5, seed=1, tenant="ab"[index % 2]) for index in range(12))
     giants = (
         *burst(submit(f"giant{index}", 90, 4) for index in range(3)),
@@ -129,6 +130,7 @@ def standard() -> tuple[Scenario, ...]:
         Scenario("tiny pool", tuple(mix(4, 20, prompts=25)), 16, num_blocks=12, watermark=0.1).at_depth(2),
         Scenario("cancels and pauses", disturbed(6, mix(5, 25)), num_blocks=24),
         Scenario("cancels and pauses", disturbed(8, mix(7, 25)), num_blocks=24, block_size=1).at_depth(2),
+        Scenario("cancels and pauses", disturbed(12, mix(11, 25)), 16, num_blocks=24).at_depth("auto"),
         Scenario("shared prefixes", tuple(_shared_prefixes()), num_blocks=40).at_depth(2),
         Scenario("giants and dwarfs", giants, 16, num_blocks=60),
         Scenario("identical twins", twins, 8, max_running=3).at_depth(2),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from random import Random
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import structlog
 
@@ -30,8 +30,15 @@ from .shadow import Shadow
 from .step_time import StepTime
 
 log = structlog.get_logger("mainspring.scheduler")
-MAX_DEPTH = 2  # a swap may lower scheduler.depth while two steps are in flight
+MAX_DEPTH = 2  # a swap, or a step longer than expected, may lower the depth while two steps are in flight
 EventKind = Literal["arrived", "started", "scheduled", "preempted", "tokens", "finished"]
+
+
+class Flight(NamedTuple):
+    """A step that was planned and is not booked yet."""
+
+    rows: tuple[m.Row, ...]
+    num_tokens: int
 
 
 class Lifecycle:
@@ -63,7 +70,7 @@ class Lifecycle:
         self.counters: Counter[str] = Counter()
         self.draining, self.admitting = False, True
         self._seq = 0
-        self._in_flight: dict[int, tuple[m.Row, ...]] = {}
+        self._in_flight: dict[int, Flight] = {}
         self._released: list[str] = []
         self._preempted: list[str] = []
         self._emit: list[m.EmitRow] = []
@@ -132,7 +139,7 @@ class Lifecycle:
 
     def _refuse(self, rid: str) -> None:
         """Raises ClientError if nobody, or not this rid, can be taken in now."""
-        flying = (row.rid for rows in self._in_flight.values() for row in rows)
+        flying = (row.rid for flight in self._in_flight.values() for row in flight.rows)
         if rid in self.records or rid in self._released or rid in flying:
             raise ClientError("duplicate_id", f"request {rid!r} is still running", "id")
         if self.draining:

@@ -2,7 +2,7 @@
 
 Everything a policy must not break lives here: one token budget per step, the lifecycle, the merge with the
 allocator's exact need, work in flight, and the rule that every accepted request ends exactly once.  A step may be
-planned while another is in flight (``depth`` 2): in-flight tokens count as computed, so policies never see them.
+planned while another is in flight (``depth``): in-flight tokens count as computed, so policies never see them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from ...core import messages as m
 from ...core.hookspecs import Register, hookimpl
 from ...core.policy import AllocationDraft, Decision, SchedulerView
 from .decisions import fault_of, first_come
-from .lifecycle import Lifecycle
+from .lifecycle import Flight, Lifecycle
 from .planner import Served
 from .record import Request
 
 MAX_TENANTS = 4096  # whose tokens are counted
+#: Longest step beside which depth "auto" plans the next: what lies between two steps takes about a millisecond, worth
+#: hiding where it is more than a twentieth.  Beside longer ones an arrival would wait for two of them.
+AHEAD_S = 0.02
 
 
 class SchedulerHost(Lifecycle):
@@ -57,7 +60,7 @@ class SchedulerHost(Lifecycle):
             out.insert(0, m.Emit(step, tuple(self._emit)))
             self._emit.clear()
         more = type(message) is not m.Wake or m.StepPlan in map(type, out)
-        if more and (self.records or self._released) and not self._awake and len(self._in_flight) < self.config.depth:
+        if more and (self.records or self._released) and not self._awake and self._has_room():
             self._awake = True
             out.append(m.Wake())
         return out
@@ -77,8 +80,8 @@ class SchedulerHost(Lifecycle):
     # --- results -----------------------------------------------------------------------------------------------------
 
     def _book(self, message: m.StepResult, now: float) -> None:
-        rows = self._in_flight.pop(message.step)
-        self.step_time.observe(sum([row.count for row in rows]), message.finished - message.launched)
+        rows, num_tokens = self._in_flight.pop(message.step)
+        self.step_time.observe(num_tokens, message.finished - message.launched)
         failed, listens = dict(message.failed), self._listens
         records, emit = self.records, self._emit
         for rid, token in zip(message.rids, message.token_ids, strict=True):
@@ -122,7 +125,7 @@ class SchedulerHost(Lifecycle):
 
     def _granted(self, message: m.StepGrant, now: float) -> None:
         """Rows that got no room although they were planned: put back, to be recomputed."""
-        for row in self._in_flight.get(message.step, ()) if message.denied else ():
+        for row in self._in_flight[message.step].rows if message.denied else ():
             if row.rid in message.denied and (request := self.records.get(row.rid)):
                 self.counters["denied"] += 1
                 request.num_pending -= row.samples
@@ -133,9 +136,19 @@ class SchedulerHost(Lifecycle):
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
+    def _has_room(self) -> bool:
+        """Whether a step may be planned now, beside what is in flight."""
+        flights, depth = self._in_flight, self.config.depth
+        if depth != "auto":
+            return len(flights) < depth
+        if len(flights) != 1:
+            return not flights
+        (flight,) = flights.values()
+        return 0.0 < self.step_time(flight.num_tokens) <= AHEAD_S
+
     def _wake(self, message: m.Wake, now: float) -> list[m.Message]:
         self._awake = False
-        if len(self._in_flight) >= self.config.depth:
+        if not self._has_room():
             return []
         self._expire(now)
         try:
@@ -212,7 +225,7 @@ class SchedulerHost(Lifecycle):
             self._released.clear()
             self._preempted.clear()
         if rows:
-            self._in_flight[self.step] = rows
+            self._in_flight[self.step] = Flight(rows, sum([row.count for row in rows]))
             self.counters["steps"] += 1
         if decision.wake_at is not None and decision.wake_at > now:
             out.append(m.Alarm(decision.wake_at))

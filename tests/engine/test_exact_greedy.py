@@ -8,19 +8,21 @@ runs all on torch, at both depths.  The reference ids are checked in with the ve
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from tests.support import one_second
+from tests.support import Flights, one_second
 
-from mainspring.core.config import AllocatorConfig, ExecutorConfig
+from mainspring.core.config import AllocatorConfig, Depth, ExecutorConfig
 from mainspring.core.messages import SamplingParams, Submit
+from mainspring.core.router import Tap
 from mainspring.plugins.executors.native import NativeExecutor
 from mainspring.plugins.executors.torch import TorchExecutor
 from mainspring.plugins.models.embedded import default_model_path
 from mainspring.plugins.settings import Config, SchedulerConfig
-from mainspring.plugins.simulator import Simulator
+from mainspring.plugins.simulator import LinearStepTime, Simulator, StepTime
 
 pytestmark = pytest.mark.slow
 REFERENCE = json.loads((Path(__file__).parents[1] / "golden" / "greedy_reference.json").read_text())
@@ -36,8 +38,10 @@ def run(
     block_size: int = 16,
     allocator: str = "prefix",
     num_blocks: int = 0,
-    depth: Literal[1, 2] = 1,
+    depth: Depth = 1,
     executor: str = "native",
+    step_time: StepTime = one_second,
+    taps: Sequence[Tap] = (),
 ) -> Simulator:
     """All cases, each at its virtual arrival time, through scheduler, allocator, sampler and the float32 model."""
     config = Config(
@@ -46,7 +50,7 @@ def run(
         allocator=AllocatorConfig(use=allocator, block_size=block_size, num_blocks=num_blocks or 12_288 // block_size),
         executor=ExecutorConfig(use=executor, dtype="fp32", weights="fp32", kv_dtype="fp32"),
     )
-    sim = Simulator(config, EXECUTORS[executor](None, config), one_second, sampler="standard")
+    sim = Simulator(config, EXECUTORS[executor](None, config), step_time, taps=taps, sampler="standard")
     sampling = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     for index, (case, moment) in enumerate(zip(CASES, arrivals, strict=True)):
         sim.at(moment, Submit(str(index), tuple(case["prompt_ids"]), sampling))
@@ -81,7 +85,7 @@ def test_alone() -> None:
 def together(token_budget: int, block_size: int, executor: str, other_depth: bool = False) -> None:
     """Both depths meet every budget and every block size."""
     kept = "paged" if token_budget == 33 else "prefix"
-    depth: Literal[1, 2] = 1 if (block_size == 4) != other_depth else 2
+    depth: Depth = 1 if (block_size == 4) != other_depth else 2
     run(
         staggered(),
         token_budget=token_budget,
@@ -124,10 +128,19 @@ def test_alone_on_torch() -> None:
 
 
 @pytest.mark.parametrize(("depth", "executor"), [(1, "torch"), (2, "native")])
-def test_preempted(depth: Literal[1, 2], executor: str) -> None:
+def test_preempted(depth: Depth, executor: str) -> None:
     """A-05: a pool that holds less than half of what is wanted at once."""
     sim = run([0.0] * len(CASES), num_blocks=150, depth=depth, executor=executor)
     assert sim.actors.host.stats()["preemptions"] >= 5
+
+
+@pytest.mark.parametrize("executor", ["native", "torch"])
+def test_planned_ahead_now_and_then(executor: str) -> None:
+    """Depth "auto": up to twenty tokens are a short step, which has the next one beside it."""
+    flights = Flights()
+    arrivals = [0.05 * index for index in range(len(CASES))]
+    run(arrivals, depth="auto", executor=executor, step_time=LinearStepTime(0.010, 0.0005), taps=[flights.tap])
+    assert min(map(flights.counts.count, (1, 2))) > 30
 
 
 def test_four_references_made_again() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from tests.executors.emulated import EmulatedDevice
 from tests.executors.reference import engine_config
 from tests.support import one_second
 
+from mainspring.core.config import Depth
 from mainspring.core.errors import EngineFault
 from mainspring.core.messages import Cancel, GrantedRow, Message, SamplingParams, Started, StepGrant, StepLaunch, Submit
 from mainspring.core.policy import SampleOutput, SamplerContext
@@ -25,10 +26,11 @@ from mainspring.plugins.executors.standard_plan import can_draw
 from mainspring.plugins.executors.torch import TorchExecutor
 from mainspring.plugins.models.tiny import write_tiny_model
 from mainspring.plugins.settings import Config
-from mainspring.plugins.simulator import Simulator
+from mainspring.plugins.simulator import LinearStepTime, Simulator
 from mainspring.samplers.plan import SamplingPlan
 from mainspring.samplers.stages import TopP
 from mainspring.samplers.standard import StandardSampler
+from mainspring.schedulers.host import standard
 
 PROMPTS = [list(range(20, 39)), [20, 21, 22, 23, 24, 25, 26, 27, 90], [7], list(range(20, 33)), list(range(60, 100))]
 #: Greedy, every cut alone and together, and end ids held back: one request each.
@@ -50,8 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def play(executor: Any, config: Config, sampler: str = "standard") -> list[list[int]]:
-    """Ids of each request; they arrive one after the other."""
-    sim = Simulator(config, executor, one_second, sampler=sampler)
+    """Ids of each request; they arrive one after the other.  Steps take a second, and a little for each token."""
+    sim = Simulator(config, executor, LinearStepTime(1.0, 0.001), sampler=sampler)
     for index, (prompt, sampling) in enumerate(zip(PROMPTS, REQUESTS, strict=True)):
         sim.at(2.5 * index, Submit(str(index), tuple(prompt), sampling))
     sim.run()
@@ -67,18 +69,21 @@ def play(executor: Any, config: Config, sampler: str = "standard") -> list[list[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", [True, False])
-def test_drawn_on_the_device_and_overlapped_every_token_is_the_samplers(folder: Path, graphs: bool) -> None:
-    """Any mix of parameters, prompts in chunks, shared prefixes and a preemption, at both depths: the ids that torch
+def test_drawn_on_the_device_and_overlapped_every_token_is_the_samplers(
+    folder: Path, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any mix of parameters, prompts in chunks, shared prefixes and a preemption, at any depth: the ids that torch
     and the standard sampler give.  With two steps in flight ids go from one to the next on the device alone."""
-    settings = {depth: engine_config(folder, 16, use="prefix", depth=depth) for depth in (1, 2)}
+    monkeypatch.setattr(standard, "AHEAD_S", 1.0015)  # one token
+    settings = {depth: engine_config(folder, 16, use="prefix", depth=depth) for depth in get_args(Depth)}
     expected = play(TorchExecutor(None, settings[1]), settings[1])
     assert all(expected)
     for depth, config in settings.items():
         device = DeferredDevice()
         assert play(DeferredExecutor(Options(graphs=graphs), config, device), config) == expected
-        assert device.most_waiting == depth
+        assert device.most_waiting == (1 if depth == 1 else 2)
         assert "sample" in device.log and "ban_tokens" in device.log
-        assert ("take_drawn" in device.log) == (depth == 2)
+        assert ("take_drawn" in device.log) == (depth != 1)
 
 
 class Second(StandardSampler):

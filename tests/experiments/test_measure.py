@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 from tests.experiments.lab import PARTS, write
 
+from mainspring.core.config import Depth
+from mainspring.plugins.config_file import toml
 from mainspring.plugins.experiments import spec
 from mainspring.plugins.experiments.arms import make
 from mainspring.plugins.experiments.measure import course, little_error, measure, quantiles
@@ -28,7 +31,7 @@ def made(name: str = "S1", rate: float = 30.0) -> Scenario:
 
 def played(some: Scenario, **scheduler: object) -> Run:
     config = configure(Config(), some)
-    table = msgspec.structs.replace(config.scheduler, **scheduler)
+    table = msgspec.structs.replace(config.scheduler, **{"depth": 1, **scheduler})
     step = StepForm(form="linear", c0=0.0125, c1=4.3e-5, c2=2.3e-5, c3=8.7e-8)
     return play(msgspec.structs.replace(config, scheduler=table), some, step, 1)
 
@@ -39,10 +42,10 @@ def test_littles_law_holds_for_what_was_played(name: str) -> None:
     assert error is not None and error < 0.005
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_littles_law_holds_at_any_depth(tmp_path: Path, depth: int) -> None:
+@pytest.mark.parametrize("depth", get_args(Depth))
+def test_littles_law_holds_at_any_depth(tmp_path: Path, depth: Depth) -> None:
     """The host counts when it plans, which with a step in flight is one step before the launch."""
-    experiment = spec.read(write(tmp_path, arms=f"[config.scheduler]\ndepth = {depth}\n{PARTS['arms']}"))
+    experiment = spec.read(write(tmp_path, arms=f"[config.scheduler]\ndepth = {toml(depth)}\n{PARTS['arms']}"))
     some = made("S5")
     run, _, _, counted_at = SimulatedClock(experiment).play(make(experiment, some)["fcfs"], some, 1, "pair")
     error = little_error(run, counted_at)

@@ -17,7 +17,7 @@ from mainspring.plugins.experiments.simulated import KnownPlugins
 from mainspring.plugins.experiments.statistics import paired, scale_of
 from mainspring.plugins.experiments.verdict import Call, judge
 from mainspring.plugins.experiments.workload import at_rate
-from mainspring.plugins.settings import Config
+from mainspring.plugins.settings import Config, SchedulerConfig
 from mainspring.plugins.simulation.play import configure, play
 from mainspring.plugins.step_time.forms import StepForm
 from mainspring.plugins.workloads.metrics import View, value
@@ -40,7 +40,7 @@ def play_one(seed: int, slowdown: float) -> float:
     step = StepForm(
         form="linear", c0=0.0125 * slowdown, c1=4.3e-5 * slowdown, c2=2.3e-5 * slowdown, c3=8.7e-8 * slowdown
     )
-    config = configure(Config(), made)
+    config = configure(Config(scheduler=SchedulerConfig(depth=1)), made)
     run = play(config, made, step, seed, noise_sigma=SIGMA, noise_seed=seed, registry=registry())
     return value(View(run, made), "tpot_mean")
 

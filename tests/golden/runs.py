@@ -18,6 +18,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "S1 prefix_priority": ("S1", {"use": "prefix_priority"}, {}),
     "S4 fcfs, depth 2": ("S4", {"depth": 2}, {"policy_cost": PolicyCost(a_us=100.0, b_us=2.0, c_us=0.1)}),
     "S6 shortest": ("S6", {"use": "shortest"}, {}),
+    "S6 shortest, depth auto": ("S6", {"use": "shortest", "depth": "auto", "token_budget": 512}, {}),
     "S8 fair": ("S8", {"use": "fair"}, {"noise_sigma": 0.05}),
     "S9 deadline": ("S9", {"use": "deadline"}, {}),
 }
@@ -25,6 +26,7 @@ GOLDEN: dict[str, str] = {
     "S1 prefix_priority": "7e43e75299bf49f3dc53f1e86eaa1f1ff824401a880c3083ab758cc16dcf9d06",
     "S4 fcfs, depth 2": "add091b8c05d544c0e69ba143f30ddc335c2046ef40e9eb251b2d05be60e918e",
     "S6 shortest": "6ae3e1bd5efd12b903e6d650edd01993a6d82fa97e9e7a4a963e03d1b889ed89",
+    "S6 shortest, depth auto": "8b55aad48629674d13e81e6cd2dab5134f7fabc78aff64ec9ee6983ecd5e7c8c",
     "S8 fair": "bfe6c147732c23210af0ef6586a2e8bae2a248088b72aa48d54b70fa595aab19",
     "S9 deadline": "ac9891f960a7bd1c0a8fff5536ac35146056362d1fb673aab05026d4061005f3",
 }
@@ -35,7 +37,8 @@ def golden_run(name: str) -> Run:
     which, scheduler, options = CASES[name]
     made = scenario(which, "tiny", 11)
     config = configure(Config(), made)
-    config = msgspec.structs.replace(config, scheduler=msgspec.structs.replace(config.scheduler, **scheduler))
+    limits = {"depth": 1, **scheduler}
+    config = msgspec.structs.replace(config, scheduler=msgspec.structs.replace(config.scheduler, **limits))
     return play(config, made, FORM, 11, **options)
 
 

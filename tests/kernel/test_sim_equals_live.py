@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import anyio
 import msgspec
@@ -11,7 +10,7 @@ import pytest
 from tests.support import config, submit
 
 from mainspring.core.clock import MonotonicClock
-from mainspring.core.config import Config
+from mainspring.core.config import Config, Depth
 from mainspring.core.kernel import Kernel
 from mainspring.core.messages import Cancel, Emit, Message, StepGrant, StepPlan, StepResult, Submit
 from mainspring.core.registry import Registry
@@ -30,7 +29,7 @@ SCRIPT: dict[int, list[Message]] = {
 }
 
 
-def settings(depth: Literal[1, 2]) -> Config:
+def settings(depth: Depth) -> Config:
     plain = config(4, token_budget=8, depth=depth)
     return msgspec.structs.replace(plain, sampler=msgspec.structs.replace(plain.sampler, use="scripted"))
 
@@ -62,7 +61,7 @@ def timeless(message: Message) -> Message:
     return Emit(message.step, tuple(rows))
 
 
-def simulated(depth: Literal[1, 2]) -> Sequence[Message]:
+def simulated(depth: Depth) -> Sequence[Message]:
     script = Script()
     sim = Simulator(settings(depth), FakeExecutor(NUM_BLOCKS, 4), taps=[script.tap])
     script.router = sim.router
@@ -71,7 +70,7 @@ def simulated(depth: Literal[1, 2]) -> Sequence[Message]:
     return script.seen
 
 
-async def live(depth: Literal[1, 2]) -> Sequence[Message]:
+async def live(depth: Depth) -> Sequence[Message]:
     script = Script()
     kernel = Kernel(
         settings(depth),
@@ -101,8 +100,9 @@ async def test_equal_message_sequences() -> None:
 
 
 @pytest.mark.anyio
-async def test_equal_text_with_a_step_in_flight() -> None:
-    """At depth 2 a result may come before or after the next plan, so steps may differ, but never the text."""
+@pytest.mark.parametrize("depth", [2, "auto"])
+async def test_equal_text_with_a_step_in_flight(depth: Depth) -> None:
+    """A result may come before or after the next plan, so steps may differ, but never the text."""
 
     def text(messages: Sequence[Message]) -> dict[str, list[int]]:
         out: dict[str, list[int]] = {}
@@ -111,4 +111,4 @@ async def test_equal_text_with_a_step_in_flight() -> None:
                 out.setdefault(row.rid, []).extend(row.token_ids)
         return {rid: ids for rid, ids in out.items() if rid not in ("C", "D")}  # cancelled at some step
 
-    assert text(simulated(2)) == text(await live(2))
+    assert text(simulated(depth)) == text(await live(depth))

@@ -184,7 +184,7 @@ def recompute_tax(victims: str, num_blocks: int) -> float:
     from mainspring.plugins.testing.fake_executor import FakeExecutor
 
     settings = Config(
-        scheduler=SchedulerConfig(options={"victims": victims}, max_running=64),
+        scheduler=SchedulerConfig(options={"victims": victims}, max_running=64, depth=1),
         allocator=AllocatorConfig(use="paged", block_size=16),
     )
     simulator = Simulator(settings, FakeExecutor(num_blocks, 16))

@@ -132,7 +132,7 @@ def test_requests_of_one_moment_are_seen_by_one_plan() -> None:
 def test_policy_cost_delays_each_step_and_hides_at_depth_two() -> None:
     made = scenario("S6", "tiny", 1, num_requests=40)
     cost = PolicyCost(a_us=2000.0, b_us=10.0, c_us=1.0)
-    plain, charged = play(arm(made), made, FORM), play(arm(made), made, FORM, policy_cost=cost)
+    plain, charged = play(arm(made, depth=1), made, FORM), play(arm(made, depth=1), made, FORM, policy_cost=cost)
     assert value(View(charged, made), "tpot_p50") > value(View(plain, made), "tpot_p50") + 0.0015
     for step in charged.steps:
         assert step.policy_s == pytest.approx((2000 + 10 * step.running + step.waiting) * 1e-6)

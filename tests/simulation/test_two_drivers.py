@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.simulation.virtual_loop import run_on_asyncio
 
-from mainspring.core.config import AllocatorConfig, Config, SamplerConfig, SchedulerConfig
+from mainspring.core.config import AllocatorConfig, Config, Depth, SamplerConfig, SchedulerConfig
 from mainspring.core.messages import Emit, Message, StepGrant, StepLaunch, StepPlan, Submit
 from mainspring.core.registry import Registry
 from mainspring.plugins.simulator import Simulator
@@ -61,7 +61,7 @@ class Log:
         return b"\n".join(self.lines)
 
 
-def config(scheduler: dict[str, Any], depth: int, allocator: str) -> Config:
+def config(scheduler: dict[str, Any], depth: Depth, allocator: str) -> Config:
     limits: dict[str, Any] = {"token_budget": 24, "max_running": 6, "depth": depth, **scheduler}
     return Config(
         scheduler=SchedulerConfig(**limits),
@@ -80,9 +80,9 @@ def on_heap(settings: Config, groups: Sequence[tuple[float, Sequence[Submit]]]) 
     return log
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [1, 2, "auto"])
 @pytest.mark.parametrize(("name", "scheduler"), CASES, ids=[name for name, _ in CASES])
-def test_the_two_drivers_decide_the_same(name: str, scheduler: dict[str, Any], depth: int) -> None:
+def test_the_two_drivers_decide_the_same(name: str, scheduler: dict[str, Any], depth: Depth) -> None:
     settings, log = config(scheduler, depth, "prefix"), Log()
     run_on_asyncio(settings, FakeExecutor(30, 4), seconds, arrivals(), [log.tap])
     heap = on_heap(settings, arrivals())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mainspring.core.config import AllocatorConfig, Config, SchedulerConfig
+from mainspring.core.config import AllocatorConfig, Config, Depth, SchedulerConfig
 from mainspring.core.errors import ClientError, PluginError
 from mainspring.core.messages import GrantedRow, SamplingParams, StepGrant, StepLaunch
 from mainspring.core.policy import API_LEVELS, SamplerContext
@@ -35,12 +35,12 @@ def test_the_frozen_scheduler_keeps_the_laws() -> None:
         assert trial.broken() == {}
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_the_frozen_allocator_carries_an_engine(depth: int) -> None:
+@pytest.mark.parametrize("depth", [1, 2, "auto"])
+def test_the_frozen_allocator_carries_an_engine(depth: Depth) -> None:
     """Tiny pool, cancels and pauses: every request gets its own text and all blocks come back."""
     config = Config(
         paranoid=True,
-        scheduler=SchedulerConfig(token_budget=16, max_running=6, depth=2 if depth == 2 else 1),
+        scheduler=SchedulerConfig(token_budget=16, max_running=6, depth=depth),
         allocator=AllocatorConfig(use="level1.allocator:Frozen", block_size=4),
     )
     simulator = Simulator(config, FakeExecutor(16, 4, max_context=60))

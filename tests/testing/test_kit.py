@@ -185,12 +185,12 @@ def test_a_golden_trace_is_written_once_and_then_compared(tmp_path: Path) -> Non
 
 
 def test_the_standard_traffic_is_adversarial_enough() -> None:
-    """Preemption, refusals, deadlines, cancels, both depths and forced lengths all occur, or the laws prove nothing."""
+    """Preemption, refusals, deadlines, cancels, every depth and forced lengths all occur, or the laws prove nothing."""
     runs = [play(Subject("fcfs"), scenario) for scenario in standard()]
     finishes = [finish for run in runs for several in run.finishes.values() for finish in several]
     assert {finish.reason.value for finish in finishes} == {"length", "cancelled", "deadline", "error"}
     assert any(finish.num_preemptions > 1 for finish in finishes)
-    assert {run.scenario.depth for run in runs} == {1, 2}
+    assert {run.scenario.depth for run in runs} == {1, 2, "auto"}
     assert any(request.forced_length for run in runs for _, request in run.submits.values())
 
 
