@@ -57,15 +57,16 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> LoadedConfi
     if path is not None:
         tree = read_toml(path)
         origin = dict.fromkeys(flatten(tree), path.name)
-        _check(tree, str(path))
+        checked(tree, str(path))
     for item in overrides:
         key, value = _override(tree, item)
         origin = {name: where for name, where in origin.items() if not name.startswith(key + ".")}
         origin |= dict.fromkeys(flatten({key: value}), "--set")
-    return LoadedConfig(_check(tree, "--set" if overrides else str(path or "defaults")), origin)
+    return LoadedConfig(checked(tree, "--set" if overrides else str(path or "defaults")), origin)
 
 
-def _check(tree: Mapping[str, Any], where: str) -> Config:
+def checked(tree: Mapping[str, Any], where: str) -> Config:
+    """A plain tree as a ``Config``; ``where`` names the source in errors.  Raises ConfigError."""
     check_choices(Config, tree, "", where)
     return build(Config, tree, where)
 

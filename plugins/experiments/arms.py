@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...core.config import build
 from ...core.errors import ClientError, ConfigError, MainspringError, nearest
 from ...core.messages import SamplingParams
 from ...core.policy import Sampler, SamplerContext
 from ...core.registry import Registry
 from ..chosen import check, chosen
+from ..config_file import checked
 from ..settings import Config
 from ..workloads.scenario import Scenario
 from .spec import Experiment
@@ -49,12 +49,12 @@ def _arm(experiment: Experiment, name: str, scenario: Scenario | None, under: Co
     if simulated and (idle := sorted(own.keys() & NEED_MODEL)):
         raise ConfigError(f'{where}.{idle[0]}: changes nothing in virtual time, which has no model; set clock = "live"')
     sampling = _sampling(own.pop(REQUEST, {}), where)
-    build(Config, experiment.spec.config, f"{experiment.path}: config")  # each by itself: errors name their table
-    build(Config, own, where)
+    checked(experiment.spec.config, f"{experiment.path}: config")  # each by itself: errors name their table
+    checked(own, where)
     tree: dict[str, Any] = msgspec.to_builtins(under) if under else {}
     for layer in (_of_scenario(scenario), experiment.spec.config, own):
         tree = merged(tree, layer)
-    config = build(Config, tree, where)
+    config = checked(tree, where)
     if scenario is not None and not config.allocator.num_blocks:
         blocks = max(1, scenario.kv_tokens // config.allocator.block_size)
         allocator = msgspec.structs.replace(config.allocator, num_blocks=blocks)

@@ -22,9 +22,10 @@ from typing import Any
 
 import msgspec
 
-from ...core.config import SchedulerConfig, build
+from ...core.config import SchedulerConfig
 from ...core.errors import ClientError, MainspringError, nearest
 from ...core.messages import Control as Command
+from ..config_file import checked
 from ..control import Control
 from ..journal import Journal
 from ..settings import Config
@@ -83,7 +84,7 @@ class ControlSession:
         table = msgspec.to_builtins(self._control.config.scheduler)
         if changes.get("use", table["use"]) != table["use"]:
             table["options"] = {}
-        config = build(Config, {"scheduler": {**table, **changes}}, "swap")
+        config = checked({"scheduler": {**table, **changes}}, "swap")
         return self._swapped(config.scheduler)
 
     def _swapped(self, scheduler: SchedulerConfig) -> Answer:

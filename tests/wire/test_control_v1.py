@@ -73,6 +73,7 @@ async def test_swap_and_status() -> None:
         ({"type": "swap", "scheduler": {"use": "fcfz"}}, "invalid_request", "did you mean 'fcfs'"),
         ({"type": "swap", "scheduler": {"tokn_budget": 3}}, "invalid_request", "did you mean 'token_budget'"),
         ({"type": "swap", "scheduler": {"token_budget": 0}}, "invalid_request", ">= 1"),
+        ({"type": "swap", "scheduler": {"depth": "atuo"}}, "invalid_request", "did you mean 'auto'"),
         ({"type": "swap", "scheduler": {"options": {"x": 1}}}, "invalid_request", "scheduler.options.x"),
         ({"type": "swap", "scheduler": 3}, "invalid_request", "an object"),
         ({"type": "swap"}, "invalid_request", "scheduler is missing"),
