@@ -1,6 +1,6 @@
 """How much of a step is not the step: host, policy, allocator, sampler and text beside the call that runs the model.
 
-    python benchmarks/engine_share.py [--rows 1 16] [--waiting 0] [--depth 1 2] [--new-tokens 128] [--threads N]
+    python benchmarks/engine_share.py [--rows 1 16] [--waiting 0] [--depth 1 auto] [--new-tokens 128] [--threads N]
         [--set KEY=VALUE] [--json FILE]
 
 The whole engine decodes so many requests at once while ``--waiting`` others wait for their turn; from one call of the
@@ -62,7 +62,7 @@ def watch(calls: list[Call]) -> None:
     NativeExecutor.execute = watched  # type: ignore[method-assign]
 
 
-async def measure(args: argparse.Namespace, rows: int, waiting: int, depth: int, calls: list[Call]) -> dict[str, float]:
+async def measure(args: argparse.Namespace, rows: int, waiting: int, depth: str, calls: list[Call]) -> dict[str, float]:
     """Milliseconds of a step's parts."""
     overrides = [f"executor.threads={args.threads}", f"scheduler.depth={depth}", "executor.use=native", "journal.path=",
                  f"scheduler.max_running={rows}", "scheduler.max_waiting=100000"]  # fmt: skip
@@ -93,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--waiting", type=int, nargs="+", default=[0])
-    parser.add_argument("--depth", type=int, nargs="+", choices=(1, 2), default=[1, 2])
+    parser.add_argument("--depth", nargs="+", choices=("1", "2", "auto"), default=["1", "auto"])
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

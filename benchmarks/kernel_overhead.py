@@ -66,7 +66,7 @@ async def queue_hop() -> float:
 def step(sampler: str) -> float:
     """One decode step of 256 rows: result booked, next step planned, granted and its sampling planned."""
     config = Config(
-        scheduler=SchedulerConfig(token_budget=8192, max_running=ROWS),
+        scheduler=SchedulerConfig(token_budget=8192, max_running=ROWS, depth=1),
         allocator=AllocatorConfig(use="paged"),
         sampler=SamplerConfig(use=sampler),
     )

@@ -88,7 +88,7 @@ def measure(case: str, num_waiting: int, allocator: str = "paged") -> tuple[floa
     use, options, wrap = CASES[case]
     config = Config(
         scheduler=SchedulerConfig(
-            use=use, options=options, wrap=wrap, token_budget=4096, max_running=RUNNING, max_waiting=1 << 20
+            use=use, options=options, wrap=wrap, token_budget=4096, max_running=RUNNING, max_waiting=1 << 20, depth=1
         ),
         allocator=AllocatorConfig(use=allocator, block_size=BLOCK),
     )

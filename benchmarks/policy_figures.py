@@ -91,9 +91,9 @@ def play(
     until: float = float("inf"),
     tap: Callable[[Message, float], None] | None = None,
 ) -> Outcome:
-    """One run in virtual time."""
+    """One run in virtual time, where nothing lies between two steps that planning ahead could hide."""
     config = Config(
-        scheduler=SchedulerConfig(max_waiting=1 << 20, **scheduler),
+        scheduler=SchedulerConfig(max_waiting=1 << 20, depth=1, **scheduler),
         allocator=AllocatorConfig(use=allocator, block_size=BLOCK),
     )
     finishes: dict[str, Finish] = {}

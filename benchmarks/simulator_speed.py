@@ -32,7 +32,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for count in args.requests:
         rows = read("azure", TRACE, limit=count).rows
-        made = from_trace(rows, 400_000, 1024, scheduler={"token_budget": 2048, "max_running": 256})
+        made = from_trace(rows, 400_000, 1024, scheduler={"token_budget": 2048, "max_running": 256, "depth": 1})
         config = configure(Config(), made)
         config = msgspec.structs.replace(
             config, allocator=msgspec.structs.replace(config.allocator, use=args.allocator)

@@ -142,6 +142,8 @@ def _embedded(_: Path) -> Path:
 OURS: dict[str, Callable[[Path, int], list[str]]] = {
     "auto": _ours(),
     "fast": _ours("executor.dtype=fast"),
+    "auto, depth 1": _ours("scheduler.depth=1"),
+    "fast, depth 1": _ours("scheduler.depth=1", "executor.dtype=fast"),
     "auto, depth 2": _ours("scheduler.depth=2"),
     "fast, depth 2": _ours("scheduler.depth=2", "executor.dtype=fast"),
     "fp32": _ours("executor.dtype=fp32"),
