@@ -70,6 +70,8 @@ step_time = "{steps}"
 [config.executor]
 use = "{executor}"
 threads = 1
+[config.scheduler]
+depth = 1
 [workload]
 scenario = "{name}"
 size = "tiny"

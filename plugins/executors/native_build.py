@@ -38,6 +38,7 @@ FLAGS = ("-std=c++20", "-O3", "-g1", "-fPIC", "-ffp-contract=off", "-fno-math-er
 
 #: There where a driver of NVIDIA runs, which is known sooner than whether torch finds a device.
 NVIDIA = Path("/dev/nvidiactl")
+PATIENCE_S = 1.0  # with a compiler that is to end with this process
 
 
 class CannotBuild(Exception):
@@ -90,7 +91,10 @@ def best_instruction_set(flags: frozenset[str] | None = None) -> InstructionSet:
 
 def compiler() -> list[str]:
     """The command of the C++ compiler, ``CXX`` or g++.  Raises CannotBuild."""
-    command = shlex.split(os.environ.get("CXX", "g++"))
+    try:
+        command = shlex.split(os.environ.get("CXX", "g++"))
+    except ValueError as error:
+        raise CannotBuild(f"CXX = {os.environ['CXX']!r} is no command: {error}") from None
     if not command or shutil.which(command[0]) is None:
         raise CannotBuild(f"there is no C++ compiler ({' '.join(command) or 'CXX is empty'})")
     return command
@@ -116,11 +120,10 @@ def begin(config: Config) -> None:
     chosen, model = config.executor.use, config.model.path
     if chosen not in ("auto", "native") or (chosen == "auto" and NVIDIA.exists()):
         return
-    if model and not Path(model).expanduser().is_file():
-        return
-    with contextlib.suppress(CannotBuild, OSError):  # ``build`` will say so
-        kind = best_instruction_set()
-        _begun(library_path(kind), kind)
+    with contextlib.suppress(CannotBuild, OSError, RuntimeError):  # who needs the model or the compiler says why
+        if not model or Path(model).expanduser().is_file():
+            kind = best_instruction_set()
+            _begun(library_path(kind), kind, again=True)
 
 
 def build(
@@ -134,16 +137,17 @@ def build(
     return path
 
 
-def _begun(path: Path, kind: InstructionSet, extra: tuple[str, ...] = ()) -> _Making | None:
-    """What makes the library of ``path``, started if nobody has; None if it was there."""
+def _begun(path: Path, kind: InstructionSet, extra: tuple[str, ...] = (), *, again: bool = False) -> _Making | None:
+    """What makes the library of ``path``, started if nobody has; None if it was there.  ``again``: also where it has
+    failed and nobody was told, so that an engine is not told why one before it could not have it."""
     with _lock:
-        if path not in _makings:
-            if path.exists():
-                return None
-            making = _Making(path, kind, extra)
+        making = _makings.get(path)
+        if making is None and path.exists():
+            return None
+        if making is None or not (making.is_alive() or path.exists() or (making.failed and not again)):
+            making = _makings[path] = _Making(path, kind, extra)
             making.start()
-            _makings[path] = making
-        return _makings[path]
+        return making
 
 
 class _Making(threading.Thread):
@@ -162,30 +166,41 @@ class _Making(threading.Thread):
         begun, path = time.monotonic(), self._path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix=path.stem + "-") as name:
-                self._compile(Path(name)).replace(path)
-        except CannotBuild as error:
-            self._error = str(error)
+            folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=path.stem + "-"))
+            try:
+                self._compile(folder).replace(path)
+            finally:  # here, not at the exit of whoever was forked meanwhile
+                shutil.rmtree(folder, ignore_errors=True)
         except OSError as error:
             self._error = f"the kernels cannot be kept in {path.parent}: {error.strerror or error}"
+        except Exception as error:  # noqa: BLE001 - raised by ``wait``
+            self._error = str(error) or type(error).__name__
         self._took = time.monotonic() - begun
+
+    @property
+    def failed(self) -> bool:
+        """Known when the thread has ended."""
+        return bool(self._error)
 
     def wait(self) -> float:
         """Returns the seconds that it took in all.  Raises CannotBuild.  Whoever asks later begins anew."""
         self.join()
         with _lock:
-            _makings.pop(self._path, None)
+            if _makings.get(self._path) is self:
+                del _makings[self._path]
         if self._error:
             raise CannotBuild(self._error)
         return self._took
 
     def stop(self) -> None:
         """End the compilers, and wait until the thread has cleared up behind them."""
+        patience = time.monotonic() + PATIENCE_S
         while self.is_alive():  # it may be about to start another
+            end = signal.SIGTERM if time.monotonic() < patience else signal.SIGKILL
             for process in self._running:
                 for pid in [*_with_children(process.pid)] if process.returncode is None else ():
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGTERM)
+                        os.kill(pid, end)
             self.join(0.02)
 
     def _compile(self, folder: Path) -> Path:
@@ -215,6 +230,16 @@ class _Making(threading.Thread):
 _lock = threading.Lock()
 #: Begun, and not yet waited for.
 _makings: dict[Path, _Making] = {}
+
+
+def _forget() -> None:
+    """A forked process has none of the threads, and may have found the lock taken."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+    _makings.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 @atexit.register

@@ -1,7 +1,8 @@
 """Steps that are begun and ended apart: an executor whose device computes while the next step is brought to it.
 
 ``core.policy.Executor`` knows whole steps only.  An executor that also has ``begin`` launches a step and says later
-what came out, so that with ``scheduler.depth = 2`` its thread prepares and launches the next step meanwhile.
+what came out, so that with two steps in flight (``scheduler.depth``) its thread prepares and launches the next one
+meanwhile.
 """
 
 from __future__ import annotations

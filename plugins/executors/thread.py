@@ -144,7 +144,7 @@ class ExecutorThread:
         sample = self._sample
         assert sample is not None
         begun = self._attempt(launch, lambda: begin(self.executor, launch, sample))
-        # To post wakes the event loop, which takes the interpreter for as long as it has work: not before the next step.
+        # To post wakes the event loop, which then holds the interpreter while it has work: not before the next step.
         if isinstance(begun, Message) and self._handed_over == self._posted and self._inbox.empty():
             self._report(launch, begun)
             return

@@ -144,7 +144,7 @@ class SchedulerHost(Lifecycle):
         if len(flights) != 1:
             return not flights
         (flight,) = flights.values()
-        return 0.0 < self.step_time(flight.num_tokens) <= AHEAD_S
+        return 0.0 < self.step_time.after_the_last(flight.num_tokens) <= AHEAD_S
 
     def _wake(self, message: m.Wake, now: float) -> list[m.Message]:
         self._awake = False

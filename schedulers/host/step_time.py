@@ -10,9 +10,10 @@ class StepTime:
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._last = 1, 0.0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        fade = self.FADE
+        fade, self._last = self.FADE, (num_tokens, seconds)
         self._n = fade * self._n + 1.0
         self._x = fade * self._x + num_tokens
         self._y = fade * self._y + seconds
@@ -26,3 +27,10 @@ class StepTime:
             return self._y / self._x * num_tokens if self._x else 0.0
         slope = max(0.0, (self._n * self._xy - self._x * self._y) / spread)
         return max(0.0, (self._y - slope * self._x) / self._n) + slope * num_tokens
+
+    def after_the_last(self, num_tokens: int) -> float:
+        """Seconds for a step of ``num_tokens`` if it takes as long as the last one, or longer in proportion to its
+        tokens; 0 before anything was seen.  Knows about the moment what the running estimate does not: how long the
+        contexts are now, and not how long a prompt took a while ago."""
+        tokens, seconds = self._last
+        return seconds * max(1.0, num_tokens / tokens)

@@ -50,7 +50,7 @@ class Fixed(StepTime):
         super().__init__()
         self.seconds = seconds
 
-    def __call__(self, num_tokens: int) -> float:
+    def after_the_last(self, num_tokens: int) -> float:
         return self.seconds
 
 
@@ -85,7 +85,8 @@ def test_nothing_is_planned_ahead_before_a_step_was_seen() -> None:
 
 
 def test_the_tokens_of_the_step_in_flight_decide() -> None:
-    """Chunks of a prompt take long, so what follows them is planned when they are over; decoding is short."""
+    """Chunks of a prompt take long, so what follows them is planned when they are over; decoding is short, which is
+    known when a step of it has ended."""
     it = lab(config(token_budget=8), step_time=by_tokens)
     for index in range(2):  # both sizes have been seen
         it.sim.at(float(index), submit(f"warm{index}", 8, 4))
@@ -94,7 +95,7 @@ def test_the_tokens_of_the_step_in_flight_decide() -> None:
     it.sim.at(9.0, submit("A", 20, 5))
     it.sim.run()
     assert it.batches()[-7:] == ["A8", "A8", "A4*", "A1*", "A1*", "A1*", "A1*"]
-    assert flights.counts == [1, 1, 1, 2, 2, 2, 2]
+    assert flights.counts == [1, 1, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize(("depth", "first_token"), [(1, 5.0), ("auto", 5.0), (2, 6.0)])
@@ -112,6 +113,30 @@ def test_an_arrival_during_a_short_step_waits_for_one_more() -> None:
     it.sim.at(0.035, submit("B", 4, 3))
     it.sim.run()
     assert it.ends()["B"].timing.first_token == pytest.approx(0.060)
+
+
+def test_a_slow_first_prompt_is_forgotten_with_the_first_decode() -> None:
+    """Where the running estimate of step times would remember it for a thousand steps."""
+    it = lab(config(), step_time=lambda launch: 1.0 if launch.step == 1 else 0.005)
+    flights = watch(it)
+    it.sim.at(0.0, submit("A", 30, 8))
+    it.sim.run()
+    assert flights.counts == [1, 1, 1, 2, 2, 2, 2, 2]
+    assert it.host.step_time(1) > AHEAD_S
+
+
+@pytest.mark.parametrize(
+    ("last", "num_tokens", "expected"),
+    [((1, 0.011), 1, 0.011), ((1, 0.011), 2, 0.022), ((100, 0.08), 16, 0.08), ((30, 0.0), 60, 0.0)],
+)
+def test_a_step_takes_as_long_as_the_last_or_longer_in_proportion(
+    last: tuple[int, float], num_tokens: int, expected: float
+) -> None:
+    times = StepTime()
+    assert times.after_the_last(num_tokens) == 0.0
+    times.observe(500, 9.0)
+    times.observe(*last)
+    assert times.after_the_last(num_tokens) == expected
 
 
 def test_steps_that_get_longer_have_none_beside_them_any_more() -> None:

@@ -145,6 +145,57 @@ def test_a_begun_build_that_fails_is_reported_by_build(compiler: Callable[[str],
     assert len(log.read_text().splitlines()) == 2 * len(native_build.UNITS)
 
 
+def test_an_engine_is_not_told_why_one_before_it_had_no_kernels(compiler: Callable[[str], Path]) -> None:
+    compiler(FAILS)
+    native_build.begin(Config())
+    for making in [*native_build._makings.values()]:
+        making.join()
+    log = compiler(COMPILES)
+    native_build.begin(Config())
+    assert build(EMULATED, lambda _line: None).read_text() == "made\n"
+    assert len(log.read_text().splitlines()) == len(native_build.UNITS)
+
+
+def test_a_library_that_is_gone_again_is_made_again(compiler: Callable[[str], Path]) -> None:
+    log = compiler(COMPILES)
+    native_build.begin(Config())
+    for making in [*native_build._makings.values()]:
+        making.join()
+    native_build.library_path(EMULATED).unlink()
+    assert build(EMULATED, lambda _line: None).exists()
+    assert len(log.read_text().splitlines()) == 2 * len(native_build.UNITS)
+
+
+def test_a_forked_process_compiles_for_itself(compiler: Callable[[str], Path], tmp_path: Path) -> None:
+    """It has none of the threads; and its end takes nothing from the process it came from."""
+    compiler("sleep 1; " + COMPILES)
+    code = (
+        "import os, sys; from mainspring.plugins.executors import native_build as b; from mainspring.plugins.settings "
+        "import Config; b.best_instruction_set = lambda: b.EMULATED; b.begin(Config()); child = os.fork();"
+        "print(b.build(b.EMULATED, lambda line: None).exists(), flush=True);"
+        "sys.exit(0) if not child else sys.exit(os.waitpid(child, 0)[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\nTrue\n", "")
+    assert len(list((tmp_path / "cache/mainspring/kernels").iterdir())) == 1
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "~nosuchuser/x.gguf", "a\0b"])
+def test_a_path_that_cannot_be_looked_up_is_left_to_whoever_opens_it(
+    compiler: Callable[[str], Path], path: str
+) -> None:
+    compiler(COMPILES)
+    native_build.begin(Config(model=ModelConfig(path=path)))
+    assert not native_build._makings
+
+
+def test_a_compiler_command_with_an_open_quote_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++ 'x")
+    native_build.begin(Config())
+    with pytest.raises(CannotBuild, match=r"CXX = \"g\+\+ 'x\" is no command: No closing quotation"):
+        native_build.compiler()
+
+
 @pytest.mark.parametrize("use", ["torch", "cupy", "my.module:Executor", "auto"])
 def test_nothing_is_begun_for_other_executors(
     compiler: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str

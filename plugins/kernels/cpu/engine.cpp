@@ -146,7 +146,7 @@ public:
             longest = std::max(longest, length), total += length * ((int)units.size() - before);
         }
         // Where one unit is more than a quarter of a thread's share, spans are handed out, not units.
-        apart = longest > 1 && longest * 4 * pool.num_threads > total;
+        apart = longest > 1 && pool.num_threads > 1 && longest * 4 * pool.num_threads > total;
         if (!apart) return;
         for (int u = 0; u < (int)units.size(); u++) {
             int last = b.positions[b.cu_seqlens[units[u].row] + (units[u].first + units[u].count - 1) / h.group] / SPAN;
