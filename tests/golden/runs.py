@@ -26,7 +26,7 @@ GOLDEN: dict[str, str] = {
     "S1 prefix_priority": "7e43e75299bf49f3dc53f1e86eaa1f1ff824401a880c3083ab758cc16dcf9d06",
     "S4 fcfs, depth 2": "add091b8c05d544c0e69ba143f30ddc335c2046ef40e9eb251b2d05be60e918e",
     "S6 shortest": "6ae3e1bd5efd12b903e6d650edd01993a6d82fa97e9e7a4a963e03d1b889ed89",
-    "S6 shortest, depth auto": "8b55aad48629674d13e81e6cd2dab5134f7fabc78aff64ec9ee6983ecd5e7c8c",
+    "S6 shortest, depth auto": "59c05ce587ebab795d2bad34276a2bf39d36a93b255e7de515557ecaa28680bb",
     "S8 fair": "bfe6c147732c23210af0ef6586a2e8bae2a248088b72aa48d54b70fa595aab19",
     "S9 deadline": "ac9891f960a7bd1c0a8fff5536ac35146056362d1fb673aab05026d4061005f3",
 }
