@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from mainspring.core.config import AllocatorConfig, Config, SchedulerConfig
 from mainspring.core.messages import (
+    Cancel,
     Emit,
     Finish,
     Message,
+    Pause,
+    Resume,
     SamplingParams,
     StepGrant,
     StepLaunch,
@@ -43,6 +47,16 @@ def submit(rid: str, prompt: int | tuple[int, ...], max_tokens: int = 20, **fiel
     ids = tuple(range(10, 10 + prompt)) if isinstance(prompt, int) else prompt
     sampling = fields.pop("sampling", SamplingParams(max_tokens=max_tokens, ignore_eos=True))
     return Submit(rid, ids, sampling, **fields)
+
+
+def disturb(it: Lab, rng: Random, rid: str, moment: float, early_s: float, late_s: float, pauses: float) -> None:
+    """Of a fifth of the requests a cancel and of ``pauses`` a pause, at most ``early_s`` after ``moment``; paused ones
+    are resumed by ``late_s`` after it."""
+    if rng.random() < 0.2:
+        it.sim.at(moment + rng.uniform(0, early_s), Cancel(rid))
+    if rng.random() < pauses:
+        it.sim.at(moment + rng.uniform(0, early_s), Pause((rid,)))
+        it.sim.at(moment + rng.uniform(early_s, late_s), Resume((rid,)))
 
 
 @dataclass

@@ -144,8 +144,6 @@ OURS: dict[str, Callable[[Path, int], list[str]]] = {
     "fast": _ours("executor.dtype=fast"),
     "auto, depth 1": _ours("scheduler.depth=1"),
     "fast, depth 1": _ours("scheduler.depth=1", "executor.dtype=fast"),
-    "auto, depth 2": _ours("scheduler.depth=2"),
-    "fast, depth 2": _ours("scheduler.depth=2", "executor.dtype=fast"),
     "fp32": _ours("executor.dtype=fp32"),
     "bf16": _ours("executor.dtype=bf16"),
 }

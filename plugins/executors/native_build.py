@@ -34,8 +34,6 @@ SOURCES = Path(__file__).parents[1] / "kernels" / "cpu"
 UNITS: dict[str, tuple[str, ...]] = {"linear.cpp": ("-fno-tree-vectorize",), "engine.cpp": ()}
 #: Without -ffp-contract=off the compiler would choose, tile by tile, where a product and a sum are rounded once.
 FLAGS = ("-std=c++20", "-O3", "-g1", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Wno-psabi")
-
-
 #: There where a driver of NVIDIA runs, which is known sooner than whether torch finds a device.
 NVIDIA = Path("/dev/nvidiactl")
 PATIENCE_S = 1.0  # with a compiler that is to end with this process

@@ -8,14 +8,11 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
-from tests.support import Flights, Lab, config, lab, one_second, submit
+from tests.support import Flights, Lab, config, disturb, lab, one_second, submit
 
 from mainspring.core.config import Depth, SchedulerConfig
 from mainspring.core.messages import (
-    Cancel,
     FinishReason,
-    Pause,
-    Resume,
     SamplingParams,
     StepLaunch,
     Swap,
@@ -212,11 +209,7 @@ def test_random_traffic_while_depth_and_step_times_change(seed: int) -> None:
         rid, moment = f"r{index}", rng.uniform(0, 4)
         asked[rid] = prompt, tokens
         it.sim.at(moment, submit(rid, prompt, tokens))
-        if rng.random() < 0.2:
-            it.sim.at(moment + rng.uniform(0, 1), Cancel(rid))
-        if rng.random() < 0.2:
-            it.sim.at(moment + rng.uniform(0, 1), Pause((rid,)))
-            it.sim.at(moment + rng.uniform(1, 8), Resume((rid,)))
+        disturb(it, rng, rid, moment, early_s=1, late_s=8, pauses=0.2)
         it.sim.at(rng.uniform(0, 6), Swap(SchedulerConfig(depth=rng.choice(DEPTHS), **limits)))
     it.sim.run(max_events=20_000)
     ends, outputs = it.ends(), it.outputs()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.support import config, lab, submit
+from tests.support import config, disturb, lab, submit
 
-from mainspring.core.messages import Cancel, FinishReason, Pause, Resume, SamplingParams
+from mainspring.core.messages import Cancel, FinishReason, SamplingParams
 from mainspring.plugins.testing.fake_executor import expected_ids
 
 MAX_CONTEXT = 200
@@ -34,11 +34,7 @@ def test_random_traffic(seed: int, depth: int) -> None:
         rid, moment = f"r{index}", rng.uniform(0, 60)
         asked[rid] = prompt, tokens
         it.sim.at(moment, submit(rid, prompt, tokens))
-        if rng.random() < 0.2:
-            it.sim.at(moment + rng.uniform(0, 30), Cancel(rid))
-        if rng.random() < 0.1:
-            it.sim.at(moment + rng.uniform(0, 30), Pause((rid,)))
-            it.sim.at(moment + rng.uniform(30, 60), Resume((rid,)))
+        disturb(it, rng, rid, moment, early_s=30, late_s=60, pauses=0.1)
     it.sim.run(max_events=20_000)
     ends, outputs = it.ends(), it.outputs()
     assert ends.keys() == asked.keys()

@@ -2,7 +2,8 @@
 // sixth of the first build.  So the parts are named, for which GCC wants to see the guard of the whole; other compilers,
 // and versions of GCC whose headers nobody here has read, take the whole.
 #pragma once
-#if defined(__clang__) || defined(__INTEL_COMPILER) || defined(__NVCOMPILER) || defined(__AVX512F__) || __GNUC__ < 12 || __GNUC__ > 14
+#if defined(__clang__) || defined(__INTEL_COMPILER) || defined(__NVCOMPILER) || defined(__AVX512F__) || \
+    __GNUC__ < 12 || __GNUC__ > 14
 #include <immintrin.h>
 #elif !defined(_IMMINTRIN_H_INCLUDED)
 #define _IMMINTRIN_H_INCLUDED

@@ -46,15 +46,13 @@ static inline void quantise_group(const float *v, int most, int32_t *q, float &s
 }
 
 // 8 integers as words of 16 bits (q[j], q[j + 4]), and of 8 bits (q[0], q[2], q[4], q[6]) and (q[1], q[3], q[5], q[7]).
-static inline void store_pairs(int32_t *to, __m128i low, __m128i high) {
-    _mm_storeu_si128((__m128i *)to, _mm_blend_epi16(low, _mm_slli_epi32(high, 16), 0xaa));
+static inline __m128i load4(const int32_t *q) { return _mm_loadu_si128((const __m128i *)q); }
+static inline void store_pairs(int32_t *to, const int32_t *q) {
+    _mm_storeu_si128((__m128i *)to, _mm_blend_epi16(load4(q), _mm_slli_epi32(load4(q + 4), 16), 0xaa));
 }
-static inline void store_fours(int32_t *to, __m128i low, __m128i high) {
+static inline void store_fours(int32_t *to, const int32_t *q) {
     __m128i order = _mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, -1, -1, -1, -1, -1, -1, -1, -1);
-    _mm_storel_epi64((__m128i *)to, _mm_shuffle_epi8(_mm_packs_epi32(low, high), order));
-}
-template <class F> static inline void by_eights(const int32_t *q, F f) {
-    for (int i = 0; i < GROUP; i += 8) f(i, _mm_loadu_si128((const __m128i *)(q + i)), _mm_loadu_si128((const __m128i *)(q + i + 4)));
+    _mm_storel_epi64((__m128i *)to, _mm_shuffle_epi8(_mm_packs_epi32(load4(q), load4(q + 4)), order));
 }
 
 // v: width floats, zero behind the inputs.
@@ -65,11 +63,11 @@ template <class F> static inline void by_eights(const int32_t *q, F f) {
         size_t at = (size_t)row * a.groups + g;
         if (a.need & WORDS16) {
             quantise_group(v + g * GROUP, 32767, q, a.scale16[at], a.sum16[at]);
-            by_eights(q, [to = a.words16 + at * (GROUP / 2)](int i, __m128i low, __m128i high) { store_pairs(to + i / 2, low, high); });
+            for (int i = 0; i < GROUP; i += 8) store_pairs(a.words16 + at * (GROUP / 2) + i / 2, q + i);
         }
         if (a.need & WORDS8) {
             quantise_group(v + g * GROUP, 127, q, a.scale8[at], a.sum8[at]);
-            by_eights(q, [to = a.words8 + at * (GROUP / 4)](int i, __m128i low, __m128i high) { store_fours(to + i / 4, low, high); });
+            for (int i = 0; i < GROUP; i += 8) store_fours(a.words8 + at * (GROUP / 4) + i / 4, q + i);
             for (int half = 0; OFFSET8 && half < 2; half++) {
                 int32_t sum = 0;
                 for (int i = 0; i < GROUP / 2; i++) sum += q[half * GROUP / 2 + i];
