@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import statistics
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +23,12 @@ from throughput import ask, prompts
 
 from mainspring import Engine
 from mainspring.plugins.config_file import load
-from mainspring.plugins.executors.native import NativeExecutor
+from mainspring.plugins.event_loop import run
+from mainspring.plugins.executors.native_ops import NativeOps
 
 
 class Call(NamedTuple):
-    """One step: tokens; begin and end of the network's call and end of the execution, in seconds."""
+    """One step: tokens; begin of the network, its end and that of the draw, in seconds."""
 
     tokens: int
     begun: float
@@ -36,33 +36,36 @@ class Call(NamedTuple):
     sampled: float
 
 
-def watch(calls: list[Call]) -> None:
-    """From now on native executors note their calls."""
-    execute = NativeExecutor.execute
+class Watched:
+    """A library of native kernels that notes its steps."""
 
-    def watched(self: NativeExecutor, launch: Any, sample: Any) -> Any:
-        assert self._loaded is not None
-        network = self._loaded.network
-        forward, seen = network.forward, []
+    def __init__(self, library: Any, steps: list[tuple[int, Any]]) -> None:
+        self._library, self._steps = library, steps
 
-        def timed(batch: Any) -> Any:
-            begun = time.perf_counter()
-            made = forward(batch)
-            seen.append((batch.num_tokens, begun, time.perf_counter()))
-            return made
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
 
-        network.forward = timed  # type: ignore[method-assign]
-        try:
-            result = execute(self, launch, sample)
-        finally:
-            network.forward = forward  # type: ignore[method-assign]
-        calls.extend(Call(*one, time.perf_counter()) for one in seen)
-        return result
+    def ms_step(self, *arguments: Any) -> None:
+        self._steps.append((arguments[2].num_tokens, arguments[5]))
+        self._library.ms_step(*arguments)
 
-    NativeExecutor.execute = watched  # type: ignore[method-assign]
+    def ms_begin(self, *arguments: Any) -> int:
+        self._steps.append((arguments[2].num_tokens, arguments[5]))
+        count: int = self._library.ms_begin(*arguments)
+        return count
 
 
-async def measure(args: argparse.Namespace, rows: int, waiting: int, depth: str, calls: list[Call]) -> dict[str, float]:
+def watch(steps: list[tuple[int, Any]]) -> None:
+    """From now on native operators note their steps: tokens, and the three moments."""
+    made = NativeOps.__init__
+
+    def watched(self: NativeOps, *arguments: Any, library: Any, **others: Any) -> None:
+        made(self, *arguments, library=Watched(library, steps), **others)
+
+    NativeOps.__init__ = watched  # type: ignore[method-assign]
+
+
+async def measure(args: argparse.Namespace, rows: int, waiting: int, depth: str, steps: list[Any]) -> dict[str, float]:
     """Milliseconds of a step's parts."""
     overrides = [f"executor.threads={args.threads}", f"scheduler.depth={depth}", "executor.use=native", "journal.path=",
                  f"scheduler.max_running={rows}", "scheduler.max_waiting=100000"]  # fmt: skip
@@ -72,9 +75,9 @@ async def measure(args: argparse.Namespace, rows: int, waiting: int, depth: str,
         await asyncio.sleep(0.5)  # these come first
         others = [asyncio.create_task(ask(engine, [1] * 16, 1)) for _ in range(waiting)]
         await asyncio.sleep(0.1)
-        calls.clear()
+        steps.clear()
         await running
-        known = calls[:]
+        known = [Call(tokens, *moments) for tokens, moments in steps]
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -100,14 +103,14 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for mainspring")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    calls: list[Call] = []
-    watch(calls)
+    steps: list[tuple[int, Any]] = []
+    watch(steps)
     print("| rows | waiting | depth | step | call | sampling | other | overhead |\n|---|---|---|---|---|---|---|---|")
     found = []
     for depth in args.depth:
         for rows in args.rows:
             for waiting in args.waiting:
-                found.append(made := asyncio.run(measure(args, rows, waiting, depth, calls)))
+                found.append(made := run(measure(args, rows, waiting, depth, steps)))
                 other = made["period"] - made["call"] - made["sampling"]
                 cells = [f"{value:.3f}" for value in (made["period"], made["call"], made["sampling"], other)]
                 print(f"| {rows} | {waiting} | {depth} | " + " | ".join(cells) + f" | {100 * made['share']:.1f} % |",

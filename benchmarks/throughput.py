@@ -23,6 +23,7 @@ from parts.reference import greedy, transformers_model
 
 from mainspring import Engine
 from mainspring.plugins.config_file import load
+from mainspring.plugins.event_loop import run
 from mainspring.plugins.text.events import Delta
 
 DTYPES = ("bf16", "fp32")
@@ -117,7 +118,7 @@ def main() -> None:
         levels, prompt, new_tokens = [1, 8], 32, 32
     overrides = [f"executor.threads={args.threads}", f"executor.dtype={args.dtype}", "journal.path=", *args.set]
     print(f"prompt {prompt} tokens, {new_tokens} new, {args.threads} threads")
-    ours = asyncio.run(measure_engine(overrides, levels, prompt, new_tokens))
+    ours = run(measure_engine(overrides, levels, prompt, new_tokens))
     print("\n| engine | concurrency | tok/s | TTFT ms | TPOT ms | mainspring is |\n|---|---|---|---|---|---|")
     for level, made in ours.items():
         print(row(f"mainspring {args.dtype}", level, made))

@@ -186,7 +186,7 @@ class StepLaunch(Message, frozen=True):
 class StepResult(Message, frozen=True):
     """executor -> allocator and scheduler host: one id per sampling row, in row order; ``failed`` rows as (rid, why).
 
-    ``launched`` and ``finished`` are clock values in seconds around the step on the executor's thread.
+    ``launched`` and ``finished`` are clock values in seconds: when the step began to be computed, and when it was over.
     """
 
     step: int

@@ -15,6 +15,8 @@ def main() -> None:
     """Load and serve."""
     answers = take_stdout()
     from mainspring import Engine, __version__
+    from mainspring.plugins import event_loop
+    from mainspring.plugins.cli.serve import keep_loaded
     from mainspring.plugins.config_file import load
 
     async def ask(engine: Engine, ids: list[int], new_tokens: int) -> int:
@@ -29,9 +31,10 @@ def main() -> None:
 
     overrides = [f"executor.threads={sys.argv[1]}", "executor.memory=2GiB", "journal.path=", *sys.argv[2:]]
     said: list[str] = []
-    with asyncio.Runner() as runner:
+    with event_loop.runner() as runner:
         engine = Engine(load(None, overrides).config, progress=said.append)
         runner.run(engine.__aenter__())
+        keep_loaded()  # as ``mainspring serve`` does
 
         async def batch(ids: list[list[int]], new_tokens: int) -> list[int]:
             return list(await asyncio.gather(*(ask(engine, row, new_tokens) for row in ids)))

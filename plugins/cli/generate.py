@@ -18,6 +18,7 @@ from ...core.hookspecs import Register, hookimpl
 from ...core.messages import FinishReason, Usage
 from .. import logs
 from ..engine import Delta, Ended, Engine, Result, result
+from ..event_loop import run
 from .command import FAILED, OK, add_json
 from .options import add_config, load_config
 from .request_options import add_request_fields, request_fields
@@ -51,7 +52,7 @@ class GenerateCommand:
         if args.input is None:
             prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
             given = {"messages": [{"role": "user", "content": prompt}]} if args.chat else {"prompt": prompt}
-            return asyncio.run(_one(engine, {**given, **request_fields(args)}, args.json))
+            return run(_one(engine, {**given, **request_fields(args)}, args.json))
         try:
             text = args.input.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
@@ -63,7 +64,7 @@ class GenerateCommand:
         except OSError as error:
             raise ConfigError(f"--output {args.output}: cannot be written: {error.strerror or error}") from error
         with target or nullcontext(sys.stdout) as out:
-            results = asyncio.run(_many(engine, lines, request_fields(args)))
+            results = run(_many(engine, lines, request_fields(args)))
             out.writelines(to_json(ended, name) + "\n" for name, ended in results)
         return FAILED if any(ended.error for _, ended in results) else OK
 

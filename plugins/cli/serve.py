@@ -17,6 +17,7 @@ from ...core.errors import MainspringError
 from ...core.hookspecs import Register, hookimpl
 from .. import logs
 from ..engine import Engine
+from ..event_loop import run
 from ..folders import state_folder
 from .command import FAILED, OK
 from .options import add_config, config_path, load_config
@@ -52,10 +53,10 @@ class ServeCommand:
             from ..experiments.served.start import start  # only this needs what experiments bring along
 
             out = args.experiment_out or state_folder() / "experiments" / args.experiment.stem
-            return asyncio.run(serve_experiment(start(args.experiment, loaded.config, out, progress=progress)))
+            return run(serve_experiment(start(args.experiment, loaded.config, out, progress=progress)))
         engine = Engine(loaded.config, gateways=True, progress=progress)
         engine.reread = lambda: load_config(args).config
-        return asyncio.run(serve(engine))
+        return run(serve(engine))
 
 
 async def serve_experiment(served: Served) -> int:

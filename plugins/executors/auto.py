@@ -49,13 +49,17 @@ class AutoExecutor:
 
     def execute(self, launch: StepLaunch, sample: Sample) -> StepResult:
         """See ``Executor.execute``."""
-        return overlap.result_of(self.begin(launch, sample))
+        return overlap.result_of(self.begin(launch, sample, alone=True))
 
-    def begin(self, launch: StepLaunch, sample: Sample) -> StepResult | Pending:
+    def begin(self, launch: StepLaunch, sample: Sample, alone: bool = False) -> StepResult | Pending:
         """See ``overlap.begin``."""
         if self._inner is None:
             raise EngineFault("execute() before load()")
-        return overlap.begin(self._inner, launch, sample)
+        return overlap.begin(self._inner, launch, sample, alone)
+
+    def begins_at_once(self, launch: StepLaunch, sample: Sample) -> bool:
+        """See ``overlap.begins_at_once``."""
+        return self._inner is not None and overlap.begins_at_once(self._inner, launch, sample)
 
     def close(self) -> None:
         """See ``Executor.close``."""

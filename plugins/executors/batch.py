@@ -46,8 +46,8 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One step.  ``num_rows`` counts real rows; arrays over rows hold dummy rows too, behind them.  Nobody writes into
-    them: a backend trusts what ``build`` has checked.
+    """One step.  ``num_rows`` counts real rows; arrays over rows hold dummy rows too, behind them.  Nobody but ``fill``
+    writes into them: a backend trusts what ``build`` has checked.
 
     ids, positions, slot_mapping  ``(num_tokens,)``   slot -1: the token is not written
     cu_seqlens                    ``(rows + 1,)``     where each row's tokens begin; the last is num_tokens
@@ -55,6 +55,7 @@ class StepBatch:
     block_tables                  ``(rows, widest)``  padded with -1
     logits_rows                   ``(sampling,)``     token index of every row that samples, in row order
     sampling_rids                                     their request ids
+    missing                                           (token, rid) of ids that an earlier step draws, 0 until ``fill``
     """
 
     ids: Ints
@@ -66,6 +67,7 @@ class StepBatch:
     logits_rows: Ints
     num_rows: int
     sampling_rids: tuple[str, ...]
+    missing: tuple[tuple[int, str], ...] = ()
     checked: Checked | None = field(default=None, init=False, compare=False)  # by ``build``, of what nobody has changed
 
     @property
@@ -81,11 +83,9 @@ class StepBatch:
         )  # fmt: skip
 
 
-def build(launch: StepLaunch, last_ids: Mapping[str, int], limits: Limits) -> StepBatch:
-    """``launch`` as arrays.  ``last_ids``: the id each rid sampled last, for rows without ids.
-
-    Raises EngineFault naming the rid for ids, positions, tables or slots that do not fit ``limits`` or each other.
-    """
+def build(launch: StepLaunch, limits: Limits) -> StepBatch:
+    """``launch`` as arrays.  Raises EngineFault naming the rid for ids, positions, tables or slots that do not
+    fit ``limits`` or each other."""
     rows, padding = launch.rows, list(launch.padding)
     counts, starts = [row.count for row in rows] + padding, [row.start for row in rows]
     if min(counts, default=1) < 1 or min(starts, default=0) < 0:
@@ -95,10 +95,13 @@ def build(launch: StepLaunch, last_ids: Mapping[str, int], limits: Limits) -> St
     slots: list[int] = []
     contexts: list[int] = []
     tables: list[int] = []
+    missing: list[tuple[int, str]] = []
     widest = max([-(-(row.start + row.count) // limits.block_size) for row in rows], default=1)
     for row in rows:
         table = _table(row, limits)
-        ids += _ids(row, last_ids, limits)
+        if row.token_ids is None:
+            missing.append((len(ids), row.rid))
+        ids += _ids(row, limits)
         positions += range(row.start, row.start + row.count)
         slots += row.slot_mapping
         contexts.append(row.start + row.count)
@@ -129,17 +132,28 @@ def build(launch: StepLaunch, last_ids: Mapping[str, int], limits: Limits) -> St
         at[6],
         num_rows=len(rows),
         sampling_rids=rids,
+        missing=tuple(missing),
     )
     object.__setattr__(batch, "checked", Checked(limits, max((*contexts, *padding), default=0), packed, cuts[:-1]))
     return batch
 
 
-def _ids(row: GrantedRow, last_ids: Mapping[str, int], limits: Limits) -> tuple[int, ...]:
-    ids = None if row.token_ids is None else tuple(row.token_ids)
-    if ids is None:
-        if row.rid not in last_ids or row.count != 1:
-            raise EngineFault(f"{row.rid}: a row of {row.count} without ids, and no id sampled before it")
-        ids = (last_ids[row.rid],)
+def fill(batch: StepBatch, last_ids: Mapping[str, int], limits: Limits) -> None:
+    """Write the missing ids: what each of these rids sampled last.  Raises EngineFault."""
+    for token, rid in batch.missing:
+        if rid not in last_ids:
+            raise EngineFault(f"{rid}: a row without ids, and no id sampled before it")
+        if not 0 <= last_ids[rid] < limits.vocab_size:
+            raise EngineFault(f"{rid}: an id outside the vocabulary of {limits.vocab_size}")
+        batch.ids[token] = last_ids[rid]
+
+
+def _ids(row: GrantedRow, limits: Limits) -> tuple[int, ...]:
+    if row.token_ids is None:
+        if row.count != 1:
+            raise EngineFault(f"{row.rid}: a row of {row.count} without ids")
+        return (0,)
+    ids = tuple(row.token_ids)
     if len(ids) != row.count:
         raise EngineFault(f"{row.rid}: {len(ids)} ids for a row of {row.count}")
     if min(ids) < 0 or max(ids) >= limits.vocab_size:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 import torch
 
-from ...core.errors import ConfigError, EngineFault
+from ...core.errors import ConfigError
 from ...core.hookspecs import Register, hookimpl
 from ...core.messages import StepLaunch, StepResult
-from ...core.policy import ExecutorInfo, SampleOutput
+from ...core.policy import ExecutorInfo
 from ..kernels.cuda.names import HEAD_DIMS
 from ..models.cache import Read
 from ..models.checkpoint import Checkpoint, open_model
@@ -23,18 +22,18 @@ from ..models.foreign import ForeignFolder
 from ..models.llama import Llama
 from ..settings import Config
 from . import memory
-from .batch import StepBatch, build
-from .cupy_begun import Begun
-from .cupy_device import Device, find_device
+from .batch import StepBatch
+from .cupy_device import Device, Wait, find_device
+from .cupy_draw import Drawn
 from .cupy_network import CupyNetwork
 from .cupy_ops import CupyOps, workspace_bytes
 from .dtypes import DEVICE_NAMES, Formats, resolve
 from .families import Backend, load_family
 from .loaded import Network
 from .ops import HeadShape, KVShape, Ops
-from .overlap import Sample, result_of
-from .standard_plan import can_draw
-from .torch import TorchExecutor
+from .overlap import Sample
+from .overlapping import Begun, OverlappingExecutor
+from .standard_plan import StandardPlan
 
 #: Query heads that may share a key/value head.
 MOST_SHARING = 16
@@ -48,9 +47,8 @@ class Options:
     graphs: bool = True  # decode steps as captured CUDA graphs
 
 
-class CupyExecutor(TorchExecutor):
-    """Steps of a network on a device, begun and ended apart (``overlap``).  Everything but the waiting for a step runs
-    on the caller's one thread."""
+class CupyExecutor(OverlappingExecutor):
+    """Steps of a network on a device."""
 
     def __init__(self, options: Options | None, config: Config, device: Device | None = None) -> None:
         """``device`` None: the CUDA device that the options name, looked for when the model is loaded."""
@@ -58,8 +56,6 @@ class CupyExecutor(TorchExecutor):
         self.options = options or Options()
         self._device = device
         self._network: CupyNetwork | None = None
-        self._older: Begun | None = None  # the step before the last one
-        self._before: Begun | None = None  # the last step, whose ids are on the device still
 
     def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
         """Find the device, compile the kernels, load the model.  Raises ConfigError for whatever the operator can
@@ -76,56 +72,33 @@ class CupyExecutor(TorchExecutor):
         self._network = backend.made
         return self.info(loaded, f"torch {torch.__version__}, {device.description}", formats)
 
-    def execute(self, launch: StepLaunch, sample: Sample) -> StepResult:
-        """See ``Executor.execute``."""
-        return result_of(self.begin(launch, sample))
-
-    def begin(self, launch: StepLaunch, sample: Sample) -> StepResult | Begun:
-        """See ``overlap.begin``.  A step that the kernel draws from is only launched: it may be begun while the one
-        before it is running, whose ids it takes on the device.  Any other sampler is called, and waited for."""
-        if self._loaded is None or self._network is None or self._device is None:
-            raise EngineFault("execute() before load()")
-        launched, network, before = time.monotonic(), self._network, self._before
-        self._settle(self._older)
-        self._older = None
-        for rid in launch.released:
-            self._last_ids.pop(rid, None)
+    def begin(self, launch: StepLaunch, sample: Sample, alone: bool = False) -> StepResult | Begun:
+        """See ``OverlappingExecutor.begin``.  The device goes on by itself, whether anything is under way or not."""
         with torch.inference_mode():
-            if launch.copies:
-                network.copy_blocks(launch.copies)
-            batch = build(launch, self._last_ids, self._loaded.limits)
-            if not batch.num_tokens:
-                return self._result(launch, batch, SampleOutput([], []), launched)
-            takes = before.takes(launch.rows, batch.cu_seqlens) if before else []
-            draws = can_draw(launch.sampling, sample) and batch.logits_rows.size > 0
-            network.draws.bring(launch.sampling if draws else None, takes)
-            logits = network.forward(batch, before.drawn if before and takes else None)
-            if logits is not None and not draws:
-                self._device.synchronize()
-                return self._drawn_by(sample, logits, launch, batch, launched)
-            drawn = None if logits is None else network.draws.draw(logits)
-        begun = Begun(launch.step, batch.sampling_rids, drawn, self._device.mark(), launched, before)
-        self._last_ids.update(dict.fromkeys(begun.rids, 0))  # known, wherever it is
-        self._older, self._before = before, begun
-        return begun
+            return super().begin(launch, sample)
 
-    def _drawn_by(
-        self, sample: Sample, logits: torch.Tensor, launch: StepLaunch, batch: StepBatch, launched: float
-    ) -> StepResult:
-        self._settle(self._before)
-        self._before = None
-        return self._result(launch, batch, sample(logits, launch.sampling), launched)
-
-    def _settle(self, begun: Begun | None) -> None:
-        """Keep the ids of a step that is over."""
-        if begun is not None and begun.drawn is not None:
-            ids, _ = begun.drawn.read()
-            self._last_ids.update((rid, at) for rid, at in zip(begun.rids, ids, strict=True) if rid in self._last_ids)
+    def compute(
+        self,
+        batch: StepBatch,
+        plan: StandardPlan | None,
+        before: Drawn | None,
+        takes: Sequence[tuple[int, int]],
+        alone: bool = False,
+    ) -> tuple[torch.Tensor | None, Drawn | None, Wait]:
+        """See ``OverlappingExecutor.compute``."""
+        assert self._network is not None and self._device is not None
+        network, draws = self._network, self._network.draws
+        draws.bring(plan, takes)
+        logits = network.forward(batch, before)
+        if plan is None and logits is not None:
+            return logits, None, self._device.synchronize
+        drawn = None if logits is None else draws.draw(logits)
+        return logits, drawn, self._device.mark()
 
     def close(self) -> None:
         """Free weights and pool now: an executor that takes this one's place measures what is free."""
         super().close()
-        self._network = self._older = self._before = None
+        self._network = None
         gc.collect()
 
 

@@ -169,7 +169,7 @@ def _try(network: ForeignNetwork, limits: Limits, tolerance: float) -> None:
         rows = [_row("tried", 0, ids, begin, end, limits)]
         if step != 1:  # a neighbour that begins anew, and one step without it
             rows.append(_row("beside", half, ids[::-1], 0, min(length, 5), limits))
-        logits = network.forward(build(StepLaunch(step, tuple(rows), None), {}, limits))
+        logits = network.forward(build(StepLaunch(step, tuple(rows), None), limits))
         assert logits is not None
         made.append(logits[0])
         begin = end

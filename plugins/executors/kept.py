@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ...core.messages import StepLaunch, StepResult
-from ...core.policy import Executor, ExecutorInfo, SampleOutput
+from ...core.policy import Executor, ExecutorInfo
+from . import overlap
+from .overlap import Pending, Sample
 
 
 class KeptExecutor:
@@ -22,8 +23,16 @@ class KeptExecutor:
             self._info = self._inner.load(progress)
         return self._info
 
-    def execute(self, launch: StepLaunch, sample: Callable[[Any, Any], SampleOutput]) -> StepResult:
+    def execute(self, launch: StepLaunch, sample: Sample) -> StepResult:
         return self._inner.execute(launch, sample)
+
+    def begin(self, launch: StepLaunch, sample: Sample, alone: bool = False) -> StepResult | Pending:
+        """See ``overlap.begin``."""
+        return overlap.begin(self._inner, launch, sample, alone)
+
+    def begins_at_once(self, launch: StepLaunch, sample: Sample) -> bool:
+        """See ``overlap.begins_at_once``."""
+        return overlap.begins_at_once(self._inner, launch, sample)
 
     def close(self) -> None:
         """Kept: ``end`` closes it."""

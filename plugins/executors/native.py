@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ...core.hookspecs import Register, hookimpl
-from ...core.policy import ExecutorInfo, SampleOutput
+from ...core.messages import StepLaunch, StepResult
+from ...core.policy import ExecutorInfo
 from ..models.cache import load_weights
 from ..models.checkpoint import Checkpoint
 from ..models.config import LlamaConfig
@@ -19,25 +20,29 @@ from ..models.llama import Llama, Read
 from ..models.mapped import NAMES
 from ..settings import Config
 from . import native_abi
+from .batch import StepBatch
 from .cores import threads_in_words, usable_cores
 from .dtypes import Formats, NativeFormats, head_bytes, resolve_native
 from .families import Backend, load_family
 from .loaded import Network
 from .native_build import CannotBuild, best_instruction_set, build, compiler
-from .native_ops import NativeOps
+from .native_ops import NativeDraw, NativeOps
 from .native_step import NativeNetwork
 from .native_weights import kept_format
 from .ops import HeadShape, KVShape, Ops
 from .overlap import Sample
-from .standard_plan import can_draw
+from .overlapping import Begun, OverlappingExecutor, Wait
+from .standard_plan import StandardPlan, can_draw
 from .torch import TorchExecutor
 
+#: To lay out so many tokens and entries of block tables takes a third of a millisecond at most.
+FEW_TOKENS, FEW_ENTRIES = 64, 2048
 #: Of ``attention.hpp``: tokens of a span, and rows of a unit.
 SPAN, UNIT_ROWS = 128, 24
 
 
-class NativeExecutor(TorchExecutor):
-    """``TorchExecutor`` with another backend.  What the kernels cannot run goes to torch, which one line says."""
+class NativeExecutor(OverlappingExecutor):
+    """Steps of the native kernels.  What the kernels cannot run goes to torch, which one line says."""
 
     def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
         """See ``TorchExecutor.load``."""
@@ -61,18 +66,44 @@ class NativeExecutor(TorchExecutor):
         self._loaded = loaded = load_family(config, opened, formats, progress, backend)
         return self.info(loaded, f"native kernels ({kind.name}), {threads_in_words(threads)}", formats)
 
-    def _draw(self, logits: torch.Tensor, plan: Any, sample: Sample) -> SampleOutput:
-        network = None if self._loaded is None else self._loaded.network
-        if isinstance(network, NativeNetwork) and can_draw(plan, sample):
-            return network.ops.draw(logits, plan)
-        return sample(logits, plan)
+    def begins_at_once(self, launch: StepLaunch, sample: Sample) -> bool:
+        """See ``overlap.begins_at_once``."""
+        network, rows = None if self._loaded is None else self._loaded.network, launch.rows
+        if not isinstance(network, NativeNetwork) or launch.copies or launch.padding:
+            return False
+        tokens, entries = sum([row.count for row in rows]), sum([len(row.block_table) for row in rows])
+        longest = max([row.start + row.count for row in rows], default=0)
+        few = tokens <= FEW_TOKENS and entries <= FEW_ENTRIES and network.ops.can_turn(longest)
+        return few and can_draw(launch.sampling, sample)
+
+    def begin(self, launch: StepLaunch, sample: Sample, alone: bool = False) -> StepResult | Begun:
+        """See ``OverlappingExecutor.begin``; torch computes whole steps."""
+        if self._native:
+            return super().begin(launch, sample, alone)
+        return TorchExecutor.execute(self, launch, sample)
+
+    @property
+    def _native(self) -> bool:
+        return self._loaded is not None and isinstance(self._loaded.network, NativeNetwork)
+
+    def compute(
+        self,
+        batch: StepBatch,
+        plan: StandardPlan | None,
+        before: NativeDraw | None,
+        takes: Sequence[tuple[int, int]],
+        alone: bool = False,
+    ) -> tuple[torch.Tensor | None, NativeDraw | None, Wait]:
+        """See ``OverlappingExecutor.compute``."""
+        assert self._loaded is not None and isinstance(self._loaded.network, NativeNetwork)
+        return self._loaded.network.compute(batch, plan, before, takes, alone)
 
     def close(self) -> None:
         """See ``Executor.close``."""
         network = None if self._loaded is None else self._loaded.network
-        super().close()
         if isinstance(network, NativeNetwork):
             network.ops.close()
+        super().close()
 
 
 def native_trouble(model: Checkpoint | ForeignFolder) -> str | None:

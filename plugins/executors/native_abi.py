@@ -69,6 +69,10 @@ class Draw(c.Structure):
     ]  # fmt: skip
 
 
+class Take(c.Structure):
+    _fields_ = [("token", _I), ("row", _I)]
+
+
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ms_lanes": (c.c_int, []),
     "ms_open": (_P, [_I]),
@@ -83,7 +87,13 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ms_norm_heads": (None, [_P, _P, _I, _I, _I, _I, _P, _P, _F]),
     "ms_silu_mul": (None, [_P, _P, _I, _I, _P]),
     "ms_draw": (None, [_P, c.POINTER(Draw)]),
-    "ms_step": (None, [_P, c.POINTER(Model), c.POINTER(Batch), _P]),
+    "ms_step": (None, [_P, c.POINTER(Model), c.POINTER(Batch), _P, c.POINTER(Draw), c.POINTER(c.c_double)]),
+    "ms_begin": (
+        c.c_uint32,
+        [_P, c.POINTER(Model), c.POINTER(Batch), _P, c.POINTER(Draw), c.POINTER(c.c_double), _P, c.POINTER(Take), _I],
+    ),
+    "ms_finish": (None, [_P]),
+    "ms_wait": (None, [_P, c.c_uint32]),
     "ms_read": (_F, [_P, _P, _L]),
 }
 

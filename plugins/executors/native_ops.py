@@ -12,7 +12,10 @@ never a crash.
 from __future__ import annotations
 
 import ctypes
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,8 +55,24 @@ class NativeBatch:
     ids_below: int
 
 
+@dataclass(frozen=True, slots=True)
+class NativeDraw:
+    """A plan that has been checked; ``struct`` points into ``kept`` and ``found``: the rows' ids, then their states."""
+
+    struct: abi.Draw
+    kept: tuple[Any, ...]
+    found: ctypes.Array[ctypes.c_int32]
+    plan: StandardPlan
+
+    def read(self) -> SampleOutput:
+        """What was drawn, once it is."""
+        found, rows = self.found[:], self.struct.num_rows
+        return SampleOutput(found[:rows], failed(self.plan, found[rows:]))
+
+
 class NativeOps:
-    """Implements ``Ops`` in float32 activations; see there for each operator's contract.  One caller at a time."""
+    """Implements ``Ops`` in float32 activations; see there for each operator's contract.  One caller at a time, but for
+    those who wait for a step."""
 
     dtype = torch.float32
 
@@ -90,14 +109,14 @@ class NativeOps:
         self._cos, self._sin = (np.empty((0, heads.head_dim // 2), np.float32) for _ in range(2))
         self._turns = [self._cos.ctypes.data, self._sin.ctypes.data]
         self._weight_bytes, self._room = 0, WeightRoom()
-        self._made: torch.Tensor | None = None  # the newest logits
-        self._best_draw, self._found, self._zeros = abi.Draw(), (ctypes.c_int32 * 0)(), (ctypes.c_double * 0)()
+        self._used: deque[object] = deque(maxlen=8)  # by the newest steps; no more than 4 are under way
+        self._zeros: ctypes.Array[ctypes.c_double] = (ctypes.c_double * 0)()
 
     def close(self) -> None:
-        """End the threads; nothing may be called afterwards."""
-        if self._engine:
-            self._library.ms_close(self._engine)
-            self._engine = None
+        """End the threads when all steps are over; nothing may be called afterwards."""
+        engine, self._engine = self._engine, None
+        if engine:
+            self._library.ms_close(engine)
 
     def __del__(self) -> None:
         if getattr(self, "_engine", None):
@@ -190,6 +209,10 @@ class NativeOps:
         if sampling.size and not 0 <= sampling.min() <= sampling.max() < tokens:
             raise EngineFault(f"a row to sample outside {tokens} tokens")
 
+    def can_turn(self, positions: int) -> bool:
+        """Whether cosines and sines for so many positions have been made."""
+        return positions <= len(self._cos)
+
     def _turn_up_to(self, positions: int) -> None:
         """Cosines and sines for so many positions: made in steps that double, kept."""
         known = len(self._cos)
@@ -273,26 +296,85 @@ class NativeOps:
     def logits(self, x: torch.Tensor, head: NativeMatrix) -> torch.Tensor:
         return self.linear(x, head)
 
-    def step(self, model: abi.Model, batch: NativeBatch) -> torch.Tensor | None:
-        """All layers in one call; ``model`` as ``native_step`` makes it."""
+    def step(self, model: abi.Model, batch: NativeBatch, draw: NativeDraw | None = None) -> torch.Tensor | None:
+        """All layers in one call, then the ``draw``; ``model`` as ``native_step`` makes it.  The logits, or None where
+        no row has any or the draw is all that wants them."""
+        return self.time_step(model, batch, draw)[0]
+
+    def time_step(
+        self, model: abi.Model, batch: NativeBatch, draw: NativeDraw | None
+    ) -> tuple[torch.Tensor | None, tuple[float, float]]:
+        """The same, with the moments (clock seconds) at which it began and ended.  Raises MemoryError."""
+        out, moments = self._logits(model, batch, draw), (ctypes.c_double * 3)()
+        self._library.ms_step(self._engine, model, batch.struct, address(out), draw and draw.struct, moments)
+        return out, _span(moments)
+
+    def begin(
+        self,
+        model: abi.Model,
+        batch: NativeBatch,
+        draw: NativeDraw | None,
+        before: NativeDraw | None,
+        takes: Sequence[tuple[int, int]],
+    ) -> tuple[torch.Tensor | None, Callable[[], tuple[float, float]]]:
+        """The same on the engine's own thread, behind the steps begun before: logits, and a wait for the step's end
+        that returns its moments.  ``takes``: (token, row) of ids that the
+        last of those steps draws by ``before``.  Until it is over nothing but ``begin`` may be called."""
+        wanted = 0 if before is None else before.struct.num_rows
+        if any(not (0 <= token < batch.num_tokens and 0 <= row < wanted) for token, row in takes):
+            raise EngineFault(f"{list(takes)}: ids for {batch.num_tokens} tokens, drawn by {wanted} rows")
+        out = self._logits(model, batch, draw)
+        pairs, moments = (abi.Take * len(takes))(*[abi.Take(*pair) for pair in takes]), (ctypes.c_double * 3)()
+        used = batch, draw, before, pairs, moments
+        self._used.append(used)  # now: a signal may end this function as soon as the engine has the step
+        count = self._library.ms_begin(
+            self._engine, model, batch.struct, address(out), draw and draw.struct, moments,
+            before and before.struct.ids, pairs, len(takes),
+        )  # fmt: skip
+        return out, partial(self._wait, count, moments, (out, used))
+
+    def _logits(self, model: abi.Model, batch: NativeBatch, draw: NativeDraw | None) -> torch.Tensor | None:
+        """Room for them where somebody wants them.  Raises EngineFault for ids or a ``draw`` that do not fit."""
         if not 0 < batch.ids_below <= model.vocab:
             check_ids(batch.ids, model.vocab)
-        sampling, self._made = batch.logits_rows, None  # let go of the old logits first
-        out = torch.empty(0 if sampling is None else len(sampling), model.vocab)
-        if batch.num_tokens:
-            self._library.ms_step(self._engine, model, batch.struct, out.data_ptr())
-        self._made = out
-        return None if sampling is None else out
+        rows = 0 if batch.logits_rows is None else len(batch.logits_rows)
+        if draw is None:
+            return torch.empty(rows, model.vocab) if rows else None
+        if (draw.struct.num_rows, draw.struct.vocab) != (rows, model.vocab):
+            raise EngineFault(f"a draw of {draw.struct.num_rows} rows of {draw.struct.vocab}: {rows} of {model.vocab}")
+        return None
+
+    def _wait(self, count: int, moments: ctypes.Array[ctypes.c_double], kept: object) -> tuple[float, float]:
+        """Until so many steps are over; ``kept`` is what the last of them uses."""
+        if self._engine:  # else it has finished them all
+            self._library.ms_wait(self._engine, count)
+        return _span(moments)
+
+    def finish(self) -> None:
+        """Wait until every step that was begun is over."""
+        if self._engine:
+            self._library.ms_finish(self._engine)
 
     def draw(self, logits: torch.Tensor, plan: StandardPlan) -> SampleOutput:
         """One id for each row of float32 ``logits`` ``[rows, vocab]``, which may be overwritten: the standard
         sampler's, in a fraction of its time.  Raises EngineFault for a plan that does not fit the logits."""
-        if logits is not self._made:
-            logits = self._checked(logits, logits.shape[-1])
-        rows, vocab = logits.shape
+        logits = self._checked(logits, logits.shape[-1])
+        draw = self.prepare_draw(plan, *logits.shape)
+        draw.struct.logits = logits.data_ptr()
+        self._library.ms_draw(self._engine, draw.struct)
+        return draw.read()
+
+    def prepare_draw(self, plan: StandardPlan, rows: int, vocab: int) -> NativeDraw:
+        """A draw from ``rows`` rows of ``vocab`` logits.  Raises EngineFault for a plan that does not fit them."""
+        found = (ctypes.c_int32 * (2 * rows))()
+        ids = ctypes.addressof(found)
         if plan.best_only and len(plan) == rows and not len(plan.banned_ids):
-            found = self._best(logits)
-            return SampleOutput(found[:rows], failed(plan, found[rows:]))
+            # Most steps of most users: with cold caches each NumPy array costs as much as a thousand logits.
+            if len(self._zeros) < rows:
+                self._zeros = (ctypes.c_double * rows)()
+            struct = abi.Draw(None, ctypes.addressof(self._zeros), num_rows=rows, vocab=vocab)
+            struct.ids, struct.states = ids, ids + 4 * rows
+            return NativeDraw(struct, (self._zeros,), found, plan)
         wide = (plan.temperature, plan.top_p, plan.min_p, plan.uniform)
         columns: list[NDArray[Any]] = [np.ascontiguousarray(column, np.float64) for column in wide]
         columns.append(np.ascontiguousarray(plan.top_k))
@@ -302,32 +384,10 @@ class NativeOps:
         for pairs, limit in zip(bans, (rows, vocab), strict=True):
             if pairs.shape != bans[0].shape or pairs.dtype != np.int64 or not _within(pairs, limit):
                 raise EngineFault(f"banned tokens outside {rows} rows of {vocab} ids")
-        ids, states = np.zeros((2, rows), np.int32)
-        arrays: list[NDArray[Any]] = [*columns, *bans, ids, states]
-        self._library.ms_draw(
-            self._engine,
-            abi.Draw(
-                logits.data_ptr(),
-                *(array.ctypes.data for array in arrays),
-                rows,
-                vocab,
-                len(bans[0]),
-                62 - vocab.bit_length(),
-            ),
-        )
-        return SampleOutput(ids.tolist(), failed(plan, states.tolist()))
-
-    def _best(self, logits: torch.Tensor) -> list[int]:
-        """Ids, then states, of rows that take their best token.  Most steps of most users: what they do beside their
-        matrices they do with cold caches, where each NumPy array costs as much as a thousand logits."""
-        rows, vocab = logits.shape
-        if len(self._found) < 2 * rows:
-            self._found, self._zeros = (ctypes.c_int32 * (2 * rows))(), (ctypes.c_double * rows)()
-        draw, found = self._best_draw, ctypes.addressof(self._found)
-        draw.logits, draw.temperature = logits.data_ptr(), ctypes.addressof(self._zeros)
-        draw.ids, draw.states, draw.num_rows, draw.vocab = found, found + 4 * rows, rows, vocab
-        self._library.ms_draw(self._engine, draw)
-        return self._found[: 2 * rows]
+        arrays: list[NDArray[Any]] = [*columns, *bans]
+        at = [array.ctypes.data for array in arrays]
+        struct = abi.Draw(None, *at, ids, ids + 4 * rows, rows, vocab, len(bans[0]), 62 - vocab.bit_length())
+        return NativeDraw(struct, tuple(arrays), found, plan)
 
     def _qkv_width(self) -> int:
         return (self.heads.num_heads + 2 * self.heads.num_kv_heads) * self.heads.head_dim
@@ -343,6 +403,18 @@ class NativeOps:
         if batch is not None and len(x) != batch.num_tokens:
             raise EngineFault(f"{len(x)} rows for a step of {batch.num_tokens} tokens")
         return x.contiguous()
+
+
+def _span(moments: ctypes.Array[ctypes.c_double]) -> tuple[float, float]:
+    """Begin and end of a step."""
+    if not moments[2]:
+        raise MemoryError("no memory for the intermediate results of a step")
+    return moments[0], moments[2]
+
+
+def address(tensor: torch.Tensor | None) -> int | None:
+    """Where its numbers lie."""
+    return None if tensor is None else tensor.data_ptr()
 
 
 def check_ids(ids: Ints, vocab_size: int) -> None:

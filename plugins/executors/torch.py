@@ -15,7 +15,7 @@ from ...core.policy import ExecutorInfo, SampleOutput
 from ..models.checkpoint import Checkpoint, open_model
 from ..models.foreign import ForeignFolder
 from ..settings import Config
-from .batch import StepBatch, build
+from .batch import StepBatch, build, fill
 from .cores import threads_in_words, usable_cores
 from .dtypes import Formats, resolve
 from .families import load_family
@@ -69,39 +69,43 @@ class TorchExecutor:
         """One step.  Raises EngineFault for a launch that does not fit the pool, the vocabulary or itself."""
         if self._loaded is None:
             raise EngineFault("execute() before load()")
-        launched = time.monotonic()
-        for rid in launch.released:
-            self._last_ids.pop(rid, None)
-        network = self._loaded.network
+        launched, network = time.monotonic(), self._loaded.network
         with torch.inference_mode():
             if launch.copies:
                 network.copy_blocks(launch.copies)
-            batch = build(launch, self._last_ids, self._loaded.limits)
+            batch = build(launch, self._loaded.limits)
+            self.bring_ids(launch, batch)
             logits = network.forward(batch) if batch.num_tokens else None
-            drawn = SampleOutput([], []) if logits is None else self._draw(logits, launch.sampling, sample)
-        return self._result(launch, batch, drawn, launched)
+            drawn = SampleOutput([], []) if logits is None else sample(logits, launch.sampling)
+        return self.result(launch.step, batch, drawn, launched, time.monotonic())
 
-    def _draw(self, logits: torch.Tensor, plan: Any, sample: Sample) -> SampleOutput:
-        return sample(logits, plan)
+    def bring_ids(self, launch: StepLaunch, batch: StepBatch) -> None:
+        """The ids that ``batch`` misses, right before it is computed.  Raises EngineFault."""
+        assert self._loaded is not None
+        for rid in launch.released:
+            self._last_ids.pop(rid, None)
+        fill(batch, self._last_ids, self._loaded.limits)
+        # Should this step fail, its requests end, and a step planned ahead computes something for nobody.
+        self._last_ids.update(dict.fromkeys(batch.sampling_rids, 0))
 
-    def _result(self, launch: StepLaunch, batch: StepBatch, drawn: SampleOutput, launched: float) -> StepResult:
+    def result(self, step: int, batch: StepBatch, drawn: SampleOutput, launched: float, finished: float) -> StepResult:
+        """Of a step that is over; keeps the ids.  Raises EngineFault for other than one id a row."""
         rids = batch.sampling_rids
         if len(drawn.token_ids) != len(rids):
             raise EngineFault(f"the sampler drew {len(drawn.token_ids)} ids for {len(rids)} rows")
         self._last_ids.update(zip(rids, drawn.token_ids, strict=True))
-        return StepResult(
-            step=launch.step,
-            rids=rids,
-            token_ids=tuple(drawn.token_ids),
-            failed=tuple((rids[row], why) for row, why in drawn.failed),
-            launched=launched,
-            finished=time.monotonic(),
-        )
+        return step_result(step, rids, drawn, launched, finished)
 
     def close(self) -> None:
         """Free weights and pool."""
         self._loaded = None
         self._last_ids.clear()
+
+
+def step_result(step: int, rids: tuple[str, ...], drawn: SampleOutput, launched: float, finished: float) -> StepResult:
+    """``drawn`` has one id for each of ``rids``."""
+    failed = tuple([(rids[row], why) for row, why in drawn.failed])
+    return StepResult(step, rids, tuple(drawn.token_ids), failed, launched, finished)
 
 
 @hookimpl

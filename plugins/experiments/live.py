@@ -6,7 +6,6 @@ executor with its weights is kept between runs that need the same one; its first
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
@@ -20,6 +19,7 @@ from ...core.edge import ExecutorEdge
 from ...core.kernel import Kernel
 from ...core.policy import Executor
 from ...core.registry import Registry
+from .. import event_loop
 from ..executors.kept import KeptExecutor
 from ..executors.memory import num_host_blocks
 from ..executors.thread import ExecutorThread
@@ -70,7 +70,7 @@ class LiveClock:
         busy = f"{min(self._loads):.1f} to {max(self._loads):.1f}"
         self.description["load average"] = f"{busy} at the starts of runs, on {os.cpu_count()} cores"
         started = time.monotonic()
-        run, outputs, counted_at = asyncio.run(self._play(arm, made, seed))
+        run, outputs, counted_at = event_loop.run(self._play(arm, made, seed))
         return Played(run, outputs, time.monotonic() - started, counted_at)
 
     def alone(self, arm: Arm) -> Alone | None:

@@ -21,6 +21,7 @@ from ...core.kernel import Kernel
 from ...core.messages import Emit, Message, SamplingParams, StepLaunch, StepResult, Submit
 from ...core.policy import Executor
 from ...core.registry import Registry
+from .. import event_loop
 from ..executors.thread import ExecutorThread
 from .fit import nnls
 from .policy_cost import PolicyCost
@@ -99,7 +100,7 @@ def beyond(config: Config, registry: Registry, executor: Executor, num_tokens: i
     alone = msgspec.structs.replace(config, scheduler=scheduler)
     found: list[tuple[int, float]] = []
     for count in (count for count in CROWDS if count <= most):
-        gap = asyncio.run(_gap_us(alone, registry, executor, count))
+        gap = event_loop.run(_gap_us(alone, registry, executor, count))
         if gap is not None:
             found.append((count, max(0.0, gap - turn_us(registry, POLICY, count, 0))))
     return _fitted(found)

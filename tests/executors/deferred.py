@@ -92,11 +92,11 @@ class DeferredDevice(EmulatedDevice):
 class DeferredExecutor(CupyExecutor):
     """On a ``DeferredDevice``."""
 
-    def begin(self, launch: StepLaunch, sample: Any) -> Any:
+    def begin(self, launch: StepLaunch, sample: Any, alone: bool = False) -> Any:
         device = self._device
         assert isinstance(device, DeferredDevice)
         with device.step():
-            begun = super().begin(launch, sample)
+            begun = super().begin(launch, sample, alone)
         if isinstance(begun, StepResult):
             device.ended()
             return begun

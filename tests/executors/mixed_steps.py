@@ -34,5 +34,5 @@ def mixed_steps(
             done[index] += tokens
         padding = (2,) if step % 3 == 0 else ()
         if rows:
-            out.append(build(StepLaunch(step, tuple(rows), None, padding=padding), {}, limits))
+            out.append(build(StepLaunch(step, tuple(rows), None, padding=padding), limits))
     return out

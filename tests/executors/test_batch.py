@@ -10,7 +10,7 @@ import pytest
 
 from mainspring.core.errors import EngineFault
 from mainspring.core.messages import GrantedRow, StepLaunch
-from mainspring.plugins.executors.batch import Limits, build
+from mainspring.plugins.executors.batch import Limits, build, fill
 
 LIMITS = Limits(vocab_size=100, max_context=64, num_blocks=10, block_size=4)
 
@@ -29,7 +29,9 @@ def test_arrays_of_a_mixed_step() -> None:
         None,
         padding=(2, 1),
     )
-    batch = build(launch, {"b": 42}, LIMITS)
+    batch = build(launch, LIMITS)
+    assert batch.missing == ((3, "b"),)
+    fill(batch, {"b": 42}, LIMITS)
     assert batch.ids.tolist() == [1, 2, 3, 42, 4, 0, 0, 0]
     assert batch.positions.tolist() == [3, 4, 5, 8, 0, 0, 1, 0]
     assert batch.slot_mapping.tolist() == [31, 8, 9, 36, 12, -1, -1, -1]
@@ -44,7 +46,7 @@ def test_arrays_of_a_mixed_step() -> None:
 
 
 def test_a_step_of_dummies_only() -> None:
-    batch = build(StepLaunch(1, (), None, padding=(3,)), {}, LIMITS)
+    batch = build(StepLaunch(1, (), None, padding=(3,)), LIMITS)
     assert batch.num_tokens == 3
     assert batch.logits_rows.size == 0
 
@@ -54,7 +56,7 @@ def test_a_step_of_dummies_only() -> None:
     [
         (row(ids=(1, 100)), "a: an id outside the vocabulary of 100"),
         (row(ids=(-1,)), "a: an id outside the vocabulary"),
-        (row(ids=None), "a: a row of 1 without ids, and no id sampled before it"),
+        (row(ids=None, count=2), "a: a row of 2 without ids"),
         (row(ids=(1, 2), count=3), "a: 2 ids for a row of 3"),
         (row(block_table=(10,)), "a: a block outside the pool of 10"),
         (row(block_table=(-1,)), "a: a block outside the pool of 10"),
@@ -70,22 +72,27 @@ def test_a_step_of_dummies_only() -> None:
 )
 def test_bad_rows_are_named_before_a_backend_sees_them(bad: GrantedRow, said: str) -> None:
     with pytest.raises(EngineFault, match=said):
-        build(StepLaunch(1, (bad,), None), {}, LIMITS)
+        build(StepLaunch(1, (bad,), None), LIMITS)
 
 
 def test_an_allocator_may_hand_over_any_sequence() -> None:
     tuples, others = row(), row(ids=[1, 2, 3], block_table=[7, 2, 5], slot_mapping=range(28, 31))
-    a, b = (build(StepLaunch(1, (one,), None), {}, LIMITS) for one in (tuples, others))
+    a, b = (build(StepLaunch(1, (one,), None), LIMITS) for one in (tuples, others))
     assert [part.tolist() for part in a.arrays()] == [part.tolist() for part in b.arrays()]
 
 
 def test_an_id_that_was_sampled_is_no_exception() -> None:
     with pytest.raises(EngineFault, match="a: an id outside the vocabulary of 100"):
-        build(StepLaunch(1, (row(start=3, ids=None),), None), {"a": 100}, LIMITS)
+        fill(build(StepLaunch(1, (row(start=3, ids=None),), None), LIMITS), {"a": 100}, LIMITS)
+
+
+def test_an_id_that_nobody_sampled_is_missed() -> None:
+    with pytest.raises(EngineFault, match="a: a row without ids, and no id sampled before it"):
+        fill(build(StepLaunch(1, (row(start=3, ids=None),), None), LIMITS), {"b": 1}, LIMITS)
 
 
 def test_what_was_checked_is_no_longer_once_it_is_changed() -> None:
-    batch = build(StepLaunch(1, (row(), row("b", 5, (9,), block_table=(0, 1))), None, padding=(9,)), {}, LIMITS)
+    batch = build(StepLaunch(1, (row(), row("b", 5, (9,), block_table=(0, 1))), None, padding=(9,)), LIMITS)
     checked = batch.checked
     assert checked is not None
     assert (checked.limits, checked.positions) == (LIMITS, 9)
@@ -96,4 +103,4 @@ def test_what_was_checked_is_no_longer_once_it_is_changed() -> None:
 
 def test_two_tokens_never_share_a_slot() -> None:
     with pytest.raises(EngineFault, match="share a slot"):
-        build(StepLaunch(1, (row("a"), row("b")), None), {}, LIMITS)
+        build(StepLaunch(1, (row("a"), row("b")), None), LIMITS)

@@ -33,7 +33,7 @@ def step(counts: list[int], samples: list[bool] | None = None, padding: tuple[in
         slots = tuple(table[0] * BLOCK + at for at in range(count))
         sampled = True if samples is None else samples[index]
         rows.append(GrantedRow(str(index), 0, count, (5,) * count, sampled, table, slots))
-    return build(StepLaunch(0, tuple(rows), None, padding=padding), {}, LIMITS)
+    return build(StepLaunch(0, tuple(rows), None, padding=padding), LIMITS)
 
 
 def network(device: EmulatedDevice, graphs: bool, most_tokens: int = 64, most_rows: int = 9) -> CupyNetwork:

@@ -3,21 +3,21 @@ that are drawn there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
 import torch
 from tests.executors.deferred import DeferredDevice, DeferredExecutor
+from tests.executors.drawn import OTHERS, Second, play
 from tests.executors.emulated import EmulatedDevice
 from tests.executors.reference import engine_config
 from tests.support import one_second
 
 from mainspring.core.config import Depth
 from mainspring.core.errors import EngineFault
-from mainspring.core.messages import Cancel, GrantedRow, Message, SamplingParams, Started, StepGrant, StepLaunch, Submit
+from mainspring.core.messages import Cancel, GrantedRow, SamplingParams, Started, StepGrant, StepLaunch, Submit
 from mainspring.core.policy import SampleOutput, SamplerContext
 from mainspring.plugins.executors.cupy import CupyExecutor, Options
 from mainspring.plugins.executors.cupy_buffers import Staging
@@ -25,22 +25,11 @@ from mainspring.plugins.executors.cupy_draw import Draws
 from mainspring.plugins.executors.standard_plan import can_draw
 from mainspring.plugins.executors.torch import TorchExecutor
 from mainspring.plugins.models.tiny import write_tiny_model
-from mainspring.plugins.settings import Config
-from mainspring.plugins.simulator import LinearStepTime, Simulator
+from mainspring.plugins.simulator import Simulator
 from mainspring.samplers.plan import SamplingPlan
 from mainspring.samplers.stages import TopP
 from mainspring.samplers.standard import StandardSampler
 from mainspring.schedulers.host import standard
-
-PROMPTS = [list(range(20, 39)), [20, 21, 22, 23, 24, 25, 26, 27, 90], [7], list(range(20, 33)), list(range(60, 100))]
-#: Greedy, every cut alone and together, and end ids held back: one request each.
-REQUESTS = [
-    SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
-    SamplingParams(temperature=0.8, top_k=20, seed=3, max_tokens=12, ignore_eos=True),
-    SamplingParams(temperature=1.5, top_p=0.7, seed=4, max_tokens=12, min_tokens=12, stop_token_ids=(1, 2, 3, 70)),
-    SamplingParams(temperature=1.0, min_p=0.1, seed=5, max_tokens=12, ignore_eos=True),
-    SamplingParams(temperature=3.0, top_k=50, top_p=0.9, min_p=0.02, seed=6, max_tokens=12, ignore_eos=True),
-]
 
 
 @pytest.fixture(scope="module")
@@ -49,22 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tiny64")
     write_tiny_model(made, head_dim=64)
     return made
-
-
-def play(executor: Any, config: Config, sampler: str = "standard") -> list[list[int]]:
-    """Ids of each request; they arrive one after the other.  Steps take a second, and a little for each token."""
-    sim = Simulator(config, executor, LinearStepTime(1.0, 0.001), sampler=sampler)
-    for index, (prompt, sampling) in enumerate(zip(PROMPTS, REQUESTS, strict=True)):
-        sim.at(2.5 * index, Submit(str(index), tuple(prompt), sampling))
-    sim.run()
-    executor.close()
-    out: list[list[int]] = [[] for _ in PROMPTS]
-    for emit in sim.emitted:
-        for row in emit.rows:
-            assert row.finish is None or row.finish.failure is None
-            out[int(row.rid)] += row.token_ids
-    assert sim.actors.host.stats()["preemptions"] >= 1
-    return out
 
 
 @pytest.mark.slow
@@ -86,48 +59,14 @@ def test_drawn_on_the_device_and_overlapped_every_token_is_the_samplers(
         assert ("take_drawn" in device.log) == (depth != 1)
 
 
-class Second(StandardSampler):
-    """Draws otherwise: the second best."""
-
-    def run(self, logits: Any, plan: SamplingPlan) -> SampleOutput:
-        """See ``Sampler.run``."""
-        return SampleOutput(logits.topk(2).indices[:, 1].tolist(), [])
-
-
-class Composed:
-    """A sampler around the standard one: plans come from that, the draw is its own."""
-
-    api_level = 1
-    parameters = StandardSampler.parameters
-
-    def __init__(self, options: Any, context: SamplerContext) -> None:
-        self.planner, self.drawer = StandardSampler(options, context), Second(options, context)
-
-    def validate(self, params: SamplingParams) -> None:
-        """See ``Sampler.validate``."""
-        self.planner.validate(params)
-
-    def handle(self, message: Message, now: float) -> Iterable[Message]:
-        """See ``Sampler.handle``."""
-        return self.planner.handle(message, now)
-
-    def run(self, logits: Any, plan: SamplingPlan) -> SampleOutput:
-        """See ``Sampler.run``."""
-        return self.drawer.run(logits, plan)
-
-    def check(self) -> None:
-        """See ``Sampler.check``."""
-        self.planner.check()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("sampler", ["Second", "Composed"])
+@pytest.mark.parametrize("sampler", OTHERS)
 def test_other_samplers_are_asked(folder: Path, depth: Literal[1, 2], sampler: str) -> None:
     config = engine_config(folder, 16, use="prefix", depth=depth)
-    expected = play(TorchExecutor(None, config), config, f"{__name__}:{sampler}")
+    expected = play(TorchExecutor(None, config), config, sampler)
     device = DeferredDevice()
-    assert play(DeferredExecutor(None, config, device), config, f"{__name__}:{sampler}") == expected
+    assert play(DeferredExecutor(None, config, device), config, sampler) == expected
     assert "sample" not in device.log
 
 

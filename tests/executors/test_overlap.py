@@ -3,6 +3,7 @@ come, and what goes wrong where."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,14 +46,21 @@ class Overlapping(FakeExecutor):
         self.fails: dict[int, Exception] = {}
         self.begun = [threading.Event() for _ in range(4)]
         self.at_once: set[int] = set()
+        self.anywhere: set[int] = set()
+        self.where: dict[int, str] = {}  # on which thread each was begun
         self.closed = threading.Event()
 
-    def begin(self, launch: StepLaunch, sample: overlap.Sample) -> StepResult | Step:
+    def begin(self, launch: StepLaunch, sample: overlap.Sample, alone: bool) -> StepResult | Step:
         """See ``overlap.begin``."""
+        self.where[launch.step] = threading.current_thread().name
         self.begun[launch.step].set()
         if launch.step in self.at_once:
             return StepResult(launch.step, (), ())
         return Step(launch, self.ends[launch.step], self.fails.get(launch.step))
+
+    def begins_at_once(self, launch: StepLaunch, sample: overlap.Sample) -> bool:
+        """See ``overlap.begins_at_once``."""
+        return launch.step in self.anywhere
 
     def close(self) -> None:
         """See ``Executor.close``."""
@@ -159,6 +167,66 @@ async def test_a_step_is_begun_while_the_one_before_it_runs() -> None:
     executor.ends[0].set()
     assert [message.step for message in posts.until(2)] == [0, 1]  # type: ignore[attr-defined]
     assert thread.stalled_for() == 0
+    await thread.close()
+
+
+async def test_what_was_planned_ahead_is_begun_where_it_was_planned() -> None:
+    """Only behind a step that runs, only if the executor can, and in order."""
+    executor, here = Overlapping(), threading.current_thread().name
+    executor.anywhere = {0, 2, 3}
+    thread, posts = serve(executor)
+    for step in range(3):
+        thread.deliver(launch(step))
+        wait_for(executor.begun[step].wait)
+        while thread._num_done < min(step + 1, 2):
+            await asyncio.sleep(0)
+        assert thread.stalled_for() >= 0
+    assert executor.where == {0: "mainspring-executor", 1: "mainspring-executor", 2: here}
+    for end in executor.ends.values():
+        end.set()
+    posts.until(3)
+    while thread._posted < thread._handed_over:
+        await asyncio.sleep(0)
+    thread.deliver(launch(3))  # behind nothing
+    wait_for(executor.begun[3].wait)
+    assert executor.where[3] == "mainspring-executor"
+    assert [message.step for message in posts.until(4)] == [0, 1, 2, 3]  # type: ignore[attr-defined]
+    await thread.close()
+
+
+async def test_nothing_is_begun_once_the_thread_is_told_to_end() -> None:
+    """The event loop goes on while the threads end, and the executor behind them."""
+    executor = Overlapping()
+    executor.anywhere = {1}
+    thread, posts = serve(executor)
+    thread.deliver(launch(0))
+    wait_for(executor.begun[0].wait)
+    while thread._num_done < 1:
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(thread.close())
+    await asyncio.sleep(0)
+    thread.deliver(launch(1))
+    executor.ends[0].set()
+    await closing
+    assert set(executor.where) == {0}
+    assert [message.step for message in posts.messages] == [0]  # type: ignore[attr-defined]
+
+
+async def test_nothing_overtakes_a_step_that_the_first_thread_has_yet_to_begin() -> None:
+    executor, busy = Overlapping(), threading.Event()
+    executor.anywhere = {2}
+    thread, posts = serve(executor)
+    thread.deliver(launch(0))
+    wait_for(executor.begun[0].wait)
+    thread._inbox.put(lambda: wait_for(busy.wait))
+    for step in (1, 2):
+        thread.deliver(launch(step))
+    assert set(executor.where) == {0}
+    busy.set()
+    for end in executor.ends.values():
+        end.set()
+    assert [message.step for message in posts.until(3)] == [0, 1, 2]  # type: ignore[attr-defined]
+    assert executor.where[2] == "mainspring-executor"
     await thread.close()
 
 

@@ -43,7 +43,7 @@ def test_llama_3_8b_shapes() -> None:
     network = Llama(model, lambda name: torch.empty(shapes[name], device="meta"), ops, ops.trace)
     limits = Limits(model.vocab_size, model.max_positions, 4, 16)
     prompt = GrantedRow("a", 0, 6, (1, 2, 3, 4, 5, 6), True, (2,), tuple(range(32, 38)))
-    network.forward(ops.prepare(build(StepLaunch(1, (prompt,), None), {}, limits)))
+    network.forward(ops.prepare(build(StepLaunch(1, (prompt,), None), limits)))
     layer = [
         ("qkv", [6, 6144]),
         ("q", [6, 32, 128]),
@@ -57,7 +57,7 @@ def test_llama_3_8b_shapes() -> None:
 
     seen.clear()
     token = GrantedRow("a", 6, 1, None, True, (2,), (38,))
-    network.forward(ops.prepare(build(StepLaunch(2, (token,), None), {"a": 7}, limits)))
+    network.forward(ops.prepare(build(StepLaunch(2, (token,), None), limits)))
     assert seen.count(("scores", [32, 1, 7])) == 32
     assert seen[0] == ("hidden", [1, 4096])
     assert ops.weight_bytes() == 2 * 8_030_261_248

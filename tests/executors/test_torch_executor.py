@@ -61,7 +61,7 @@ def test_last_ids_are_kept_until_release(start: Any, tiny: Path) -> None:
     driver.run(driver.row("a", 2, None, True))
     torch.testing.assert_close(driver.logits[-1], explicit.logits[-1])
     driver.run(released=("a",))
-    with pytest.raises(EngineFault, match="a: a row of 1 without ids"):
+    with pytest.raises(EngineFault, match="a: a row without ids"):
         driver.run(driver.row("a", 3, None, True))
 
 

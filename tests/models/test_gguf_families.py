@@ -36,7 +36,7 @@ def logits(path: Path) -> torch.Tensor:
     network = Llama(model, lambda name: checkpoint.read(name).float(), ops)
     row = GrantedRow("a", 0, 24, tuple(range(3, 27)), True, (0, 1), tuple(range(24)))
     with torch.inference_mode():
-        out = network.forward(ops.prepare(build(StepLaunch(1, (row,), None), {}, Limits(model.vocab_size, 64, 2, 16))))
+        out = network.forward(ops.prepare(build(StepLaunch(1, (row,), None), Limits(model.vocab_size, 64, 2, 16))))
     assert out is not None
     return out
 

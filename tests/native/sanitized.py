@@ -109,6 +109,7 @@ class Run:
         tables = random.permutation(self.blocks).astype(np.int32).reshape(3, -1)
         cos, sin = self.array(room, self.dim // 2), self.array(room, self.dim // 2)
         done = [0, 0, 0]
+        before: tuple[Any, ...] = ()  # what the step that is under way uses
         for _ in range(4):
             counts = [int(random.integers(1, max(2, room // 3))) for _ in done]
             counts = [min(count, room - start) for count, start in zip(counts, done, strict=True)]
@@ -133,23 +134,51 @@ class Run:
             batch = abi.Batch(
                 *(part.ctypes.data for part in arrays), len(positions), len(cu) - 1, tables.shape[1], len(logits)
             )
-            self._library.ms_step(self.engine, c.byref(model), c.byref(batch), logits.ctypes.data)
-            assert np.isfinite(logits).all()
             for row in rows:
                 done[row] += counts[row]
-            self.draw(logits)
+            draw, kept = self.draw(*logits.shape)
+            moments = (c.c_double * 3)()
+            if random.integers(2):
+                self.end(*before)
+                before = ()
+                self._library.ms_step(self.engine, c.byref(model), c.byref(batch), logits.ctypes.data, None, moments)
+                assert np.isfinite(logits).all()
+                draw.logits = logits.ctypes.data
+                self._library.ms_draw(self.engine, c.byref(draw))
+                drawn(kept, self.vocab)
+                continue
+            taken = min(len(before[1][-1]), len(positions)) if before else 0
+            wanted = logits.ctypes.data if random.integers(2) else None
+            takes = (abi.Take * taken)(*[abi.Take(at, at) for at in range(taken)])
+            count = self._library.ms_begin(
+                self.engine, c.byref(model), c.byref(batch), wanted, c.byref(draw),
+                moments, before[1][-2].ctypes.data if before else None, takes, taken,
+            )  # fmt: skip
+            self.end(*before)
+            before = count, kept, takes, arrays, logits, moments, before[1:2]  # whose ids it may be reading
+        self.end(*before)
 
-    def draw(self, logits: Any) -> None:
-        """One token of each row, with any parameters."""
-        random, (rows, vocab) = self.random, logits.shape
+    def end(self, count: int = 0, kept: tuple[Any, ...] = (), *_: Any) -> None:
+        """Wait for the step that is under way."""
+        if kept:
+            self._library.ms_wait(self.engine, count)
+            drawn(kept, self.vocab)
+
+    def draw(self, rows: int, vocab: int) -> tuple[Any, tuple[Any, ...]]:
+        """One token of each row, with any parameters; and its arrays, at last ids and states."""
+        random = self.random
         columns = [np.asarray(random.choice(values, rows), kind) for values, kind in COLUMNS]
         bans = [random.integers(0, limit, 3 if rows else 0) for limit in (max(rows, 1), vocab)]
         ids, states = np.full(rows, -1, np.int32), np.full(rows, -1, np.int32)
-        addresses = [array.ctypes.data for array in (logits, *columns, *bans, ids, states)]
-        self._library.ms_draw(
-            self.engine, c.byref(abi.Draw(*addresses, rows, vocab, len(bans[0]), 62 - vocab.bit_length()))
-        )
-        assert all(0 <= one < vocab for one in ids) and {*states} <= {0, 4}  # 4: all of them were banned
+        kept = (*columns, *bans, ids, states)
+        addresses = [array.ctypes.data for array in kept]
+        return abi.Draw(None, *addresses, rows, vocab, len(bans[0]), 62 - vocab.bit_length()), kept
+
+
+def drawn(kept: tuple[Any, ...], vocab: int) -> None:
+    """Check what a draw has found."""
+    *_, ids, states = kept
+    assert all(0 <= one < vocab for one in ids) and {*states} <= {0, 4}  # 4: all of them were banned
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from mainspring.core.messages import (
@@ -204,6 +206,19 @@ async def test_deadline_passes_while_encoding() -> None:
             await until(lambda: running.port.of(Submit))
             assert [submit.deadline for submit in running.port.of(Submit)] == [1100.0]
             assert running.edge.num_live == 1
+
+
+async def test_a_timer_that_fires_early_is_set_again() -> None:
+    """Those of uvloop go by whole milliseconds."""
+    model = GatedModel()
+    with opened(model.gate):
+        async with engine(model) as running:
+            _, sink = running.open("slow", deadline_ms=5)
+            await asyncio.sleep(0.02)  # by the loop's clock it has passed, by the engine's it has not
+            assert not sink.ended
+            running.port.clock += 0.005
+            await until(lambda: sink.ended)
+            assert sink.end.finish.reason is DEADLINE and not model.gate.is_set()
 
 
 async def test_a_deadline_that_passed_during_encoding_is_seen_by_the_clock_alone() -> None:

@@ -42,7 +42,8 @@ struct KV {                         // [layer][block][kv head][token][padded hea
 };
 
 struct Batch {
-    const int32_t *ids, *positions, *slots;     // [tokens]; slot -1: written nowhere
+    int32_t *ids;                               // [tokens]; those of `Take`s are written before the step is computed
+    const int32_t *positions, *slots;           // [tokens]; slot -1: written nowhere
     const int32_t *cu_seqlens, *context_lens;   // [rows + 1], [rows]; context 0: a dummy row
     const int32_t *tables, *logits_rows;        // [rows, table_width], [num_logits]
     const float *cos, *sin;                     // [positions, head_dim / 2]
@@ -64,6 +65,8 @@ struct Model {
     int32_t num_layers, hidden, num_heads, ffn, vocab;
     float eps;
 };
+
+struct Take { int32_t token, row; };            // the id of a token is what the step before drew for this row of its own
 
 // What a row's logits hold besides numbers: nothing, so that a token was drawn; a NaN; +inf; nothing but -inf.
 enum Drawn : int32_t { DRAWN = 0, HAS_NAN = 2, HAS_INFINITE = 3, HAS_NONE = 4 };

@@ -3,6 +3,8 @@
 #include "draw.hpp"
 #include "linear.hpp"
 #include "pool.hpp"
+#include "stream.hpp"
+#include <ctime>
 #include <exception>
 
 using namespace ms;
@@ -15,10 +17,30 @@ class Buffer {                                      // aligned, grows, never shr
     std::vector<char> bytes;
 public:
     template <class T> T *get(size_t count) {
-        if (bytes.size() < count * sizeof(T) + 64) bytes.resize(count * sizeof(T) + 64);
+        if (bytes.size() < count * sizeof(T) + 64) {
+            bytes = {};                             // never the old and the new at once
+            bytes.resize(count * sizeof(T) + 64);
+        }
         return (T *)(((uintptr_t)bytes.data() + 63) & ~(uintptr_t)63);
     }
 };
+
+struct Job {                                        // a step that is computed when those before it are
+    const Model *model;
+    Batch batch;
+    Draw draw;                                      // of no rows: none
+    float *logits;                                  // null: nobody wants them after the draw
+    const int32_t *before;                          // ids that the step before draws, and which of them are taken
+    const Take *takes;
+    int32_t num_takes;
+    double *moments;                                // seconds: begin, end of the network, end of the draw; at last 0: no memory
+};
+
+double seconds() {                                  // of Python's time.monotonic()
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
 struct View { Walk &walk; int thread; };
 
@@ -51,7 +73,10 @@ class Engine {
 public:
     Pool pool;
     Forms shared;
-    explicit Engine(int threads) : pool(threads), scratch(threads), rows(threads), own(threads), drawers(threads) {}
+    explicit Engine(int threads)
+        : pool(threads), scratch(threads), rows(threads), own(threads), drawers(threads), crowded_until(threads),
+          stream([](void *engine, Job &job) { ((Engine *)engine)->run(job, true); }, this) {}
+    Stream<Job> &steps() { return stream; }
 
     // --- phases: called by all threads of a job
 
@@ -190,7 +215,7 @@ public:
         });
     }
 
-    void step(const Model &m, const Batch &b, float *logits) {
+    void step(const Model &m, const Batch &b, float *logits, bool gives_way) {
         const KV &kv = m.kv;
         Heads h = heads_of(kv, m.num_heads);
         int n = b.num_tokens, hidden = m.hidden, q_width = h.num_heads * h.dim, qkv_width = (h.num_heads + 2 * h.num_kv_heads) * h.dim;
@@ -206,6 +231,7 @@ public:
             by_rows(v, n, [&](int t) { embed(m.embedding, b.ids[t], x + (size_t)t * hidden); });
             for (int i = 0; i < m.num_layers; i++) {
                 const Layer &l = m.layers[i];
+                if (gives_way && i < 8) give_way(thread);
                 linear(v, l.qkv, n, {qkv, (size_t)qkv_width, false}, normed(x, nullptr, hidden, l.input_norm, m.eps));
                 rope_and_write(v, qkv, h, kv, i, b, l.query_norm ? &l : nullptr, m.eps);
                 attend(v, {qkv, att, (size_t)qkv_width, (size_t)q_width, b, kv, h, i, l.window});
@@ -215,6 +241,15 @@ public:
             }
             linear(v, m.head, b.num_logits, {logits, (size_t)m.vocab, false}, normed(x, b.logits_rows, hidden, m.norm, m.eps));
         });
+    }
+
+    // Threads that compute step after step never sleep, so who posts the last result and plans the next step would wait
+    // for a time slice.  A yield that took long went to a stranger, who would get another slice at the next one.
+    void give_way(int thread) {
+        double now = seconds();
+        if (now < crowded_until[thread]) return;
+        std::this_thread::yield();
+        if (seconds() - now > 1e-3) crowded_until[thread] = now + 1;
     }
 
     void draw(const Draw &d) {
@@ -228,13 +263,29 @@ public:
         });
     }
 
+    void run(Job &job, bool gives_way) {
+        job.moments[0] = seconds(), job.moments[2] = 0;
+        try {
+            compute(job, gives_way);
+            job.moments[2] = seconds();
+        } catch (const std::bad_alloc &) {          // before any thread has begun: nothing has happened
+        }
+    }
+    void compute(Job &job, bool gives_way) {
+        for (int i = 0; i < job.num_takes; i++) job.batch.ids[job.takes[i].token] = job.before[job.takes[i].row];
+        float *logits = job.logits ? job.logits : logits_buffer.get<float>((size_t)job.batch.num_logits * job.model->vocab);
+        step(*job.model, job.batch, logits, gives_way);
+        job.moments[1] = seconds();
+        if (job.draw.num_rows) job.draw.logits = logits, draw(job.draw);
+    }
+
     static void embed(const Table &t, int id, float *to) {
         read_row(t.source, (const char *)t.rows + id * t.row_bytes, t.width, to);
     }
 
 private:
     struct Span { int unit, index; };
-    Buffer hidden_buffer, qkv_buffer, attention_buffer, ffn_buffer, partials;
+    Buffer hidden_buffer, qkv_buffer, attention_buffer, ffn_buffer, partials, logits_buffer;
     std::vector<Scratch> scratch;
     std::vector<Buffer> rows;
     std::vector<Forms> own;
@@ -242,12 +293,15 @@ private:
     std::vector<Unit> units;
     std::vector<Span> spans;
     std::vector<int> begins, dummies;
+    std::vector<double> crowded_until;              // seconds
     bool apart = false;
+    Stream<Job> stream;                             // last: it uses what stands above
 };
 
 }  // namespace
 
-// What Python calls.  One caller at a time per engine; every function returns when its work is done.
+// What Python calls.  One caller at a time per engine; every function but ms_begin returns when its work is done, and
+// only ms_begin and ms_wait may be called while a step is under way.
 extern "C" {
 
 int ms_lanes() { return LANES; }
@@ -323,7 +377,20 @@ void ms_silu_mul(Engine *e, const float *gate_up, int count, int width, float *o
 
 void ms_draw(Engine *e, const Draw *d) { e->draw(*d); }
 
-void ms_step(Engine *e, const Model *m, const Batch *b, float *logits) { e->step(*m, *b, logits); }
+// A step and its draw (or null).  logits: null where only the draw wants them.  moments: three, see Job.
+void ms_step(Engine *e, const Model *m, const Batch *b, float *logits, const Draw *draw, double *moments) {
+    Job job = {m, *b, draw ? *draw : Draw{}, logits, nullptr, nullptr, 0, moments};
+    e->run(job, false);
+}
+
+// The same, computed when those begun before are, with ids that the last of them draws.  Returns what to wait for; until
+// then every array has to stay.
+uint32_t ms_begin(Engine *e, const Model *m, const Batch *b, float *logits, const Draw *draw, double *moments,
+                  const int32_t *before, const Take *takes, int num_takes) {
+    return e->steps().add({m, *b, draw ? *draw : Draw{}, logits, before, takes, num_takes, moments});
+}
+void ms_wait(Engine *e, uint32_t count) { e->steps().wait(count); }
+void ms_finish(Engine *e) { e->steps().finish(); }
 
 // Reads `count` floats once on all threads: the floor that a step of one row is compared with.
 float ms_read(Engine *e, const float *from, int64_t count) {
