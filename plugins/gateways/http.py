@@ -21,7 +21,7 @@ from .http_app import HttpApp
 from .hub import Hub
 from .keys import Peer
 from .pages import Pages
-from .switch import switching
+from .switch import MAY_HAVE_ONE, switching
 from .ws import WebSocketGateway
 
 KEEP_ALIVE_S = 30
@@ -70,7 +70,7 @@ class HttpGateway(WebSocketGateway):
             + 1,  # it refuses at the limit, the one that asks counted
         )
         config.load()
-        return switching(lambda: self._protocol(config, self._state, {}))
+        return switching(lambda: self._protocol(config, self._state, {}), MAY_HAVE_ONE)
 
     async def flush(self) -> None:
         """Also for the answers over HTTP."""

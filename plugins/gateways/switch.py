@@ -16,11 +16,12 @@ from websockets.asyncio.server import ServerConnection
 from .guarded import GuardedConnection
 
 HEAD_S = 10.0  # for the first bytes to come, and for the head of each request that may have a body
-WITH_BODY = (b"POST ", b"PUT ", b"PATCH ", b"DELETE ", b"OPTIONS ")
+WITH_BODY = (b"POST ", b"PUT ", b"PATCH ")
+MAY_HAVE_ONE = (*WITH_BODY, b"DELETE ", b"OPTIONS ")
 
 
-def switching(make_other: Callable[[], asyncio.Protocol]) -> type[ServerConnection]:
-    """A connection class for ``serve(create_connection=...)``; ``make_other`` makes the protocol for bodies, which
+def switching(make_other: Callable[[], asyncio.Protocol], methods: tuple[bytes, ...]) -> type[ServerConnection]:
+    """A connection class for ``serve(create_connection=...)``; ``make_other`` makes the protocol for ``methods``, which
     itself sees to it that the head of a request comes within HEAD_S."""
 
     class Switch(GuardedConnection):
@@ -37,10 +38,10 @@ def switching(make_other: Callable[[], asyncio.Protocol]) -> type[ServerConnecti
                 super().data_received(data)
                 return
             self._begun += data
-            if len(self._begun) < max(map(len, WITH_BODY)) and b" " not in self._begun:
+            if len(self._begun) < max(map(len, methods)) and b" " not in self._begun:
                 return
             self._choose()
-            if self._begun.startswith(WITH_BODY):
+            if self._begun.startswith(methods):
                 other = make_other()
                 self._waiting.set_protocol(other)
                 other.connection_made(self._waiting)

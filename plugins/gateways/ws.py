@@ -41,7 +41,9 @@ from .door import CONTROL_PATH, Door, names_of
 from .guarded import GuardedConnection
 from .hub import Hub
 from .keys import Peer, load_keys
+from .no_bodies import NoBodies
 from .pages import Pages
+from .switch import WITH_BODY, switching
 
 STREAM_PATH = "/v1/stream"
 #: WebSocket paths and the subprotocol that each selects if it is offered.
@@ -177,7 +179,7 @@ class WebSocketGateway:
 
     def _connection_class(self, hub: Hub, door: Door, pages: Pages) -> type[ServerConnection]:
         """What a TCP connection becomes."""
-        return GuardedConnection
+        return switching(NoBodies, WITH_BODY)
 
     async def run(self, port: KernelPort) -> None:
         """Serve until cancelled, then ``drain``."""

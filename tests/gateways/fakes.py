@@ -192,10 +192,10 @@ class Served:
             assert (await receive(ws))["type"] == "hello"
             yield ws
 
-    async def http(self, request: str) -> tuple[int, dict[str, str], str]:
-        """Send the head of a request; returns status, headers by lower-case name, and body."""
+    async def http(self, request: str, sent: str = "") -> tuple[int, dict[str, str], str]:
+        """Send the head of a request, and a body; returns status, headers by lower-case name, and body."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.gateway.port)
-        writer.write((request.rstrip("\n") + "\n\n").replace("\n", "\r\n").encode())
+        writer.write((request.rstrip("\n") + "\n\n").replace("\n", "\r\n").encode() + sent.encode())
         head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
         writer.close()
         await writer.wait_closed()

@@ -199,3 +199,17 @@ async def test_targets_of_every_form(
     async with serve(kind=kind) as served:
         assert (await served.http(GET.format(target)))[0] == status
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/nothing"])
+@pytest.mark.parametrize("rest", ["", "x" * 10**6])
+async def test_a_request_with_a_body_is_told_what_would_serve_it(path: str, rest: str) -> None:
+    """Whether or not it goes on sending, while it reads, or has asked for leave before."""
+    async with serve() as served:
+        request = f"POST {path} HTTP/1.1\nHost: localhost\nExpect: 100-continue\nContent-Length: {2 + len(rest)}\n"
+        status, headers, body = await served.http(request, "{}" + rest)
+        assert (status, headers["allow"], headers["connection"]) == (405, "GET, HEAD", "close")
+        assert "gateways" in json.loads(body)["error"]["message"]
+        async with served.client() as ws:  # nobody else is disturbed
+            await generate(ws, "a", max_tokens=1)
+            assert (await collect(ws, "a"))["a"][-1]["type"] == "done"
