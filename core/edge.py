@@ -5,7 +5,6 @@ An edge gets messages through ``deliver`` (synchronous, must not block) and post
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -73,21 +72,3 @@ class ExecutorEdge(Protocol):
         """Let nothing more come out; what hangs in a thread cannot be stopped, only left behind."""
 
     async def close(self) -> None: ...
-
-
-class Timer:
-    """Calls ``call(*arguments)`` on the running loop when ``now()`` is ``at``; never before, as timers of loops do that
-    count whole milliseconds."""
-
-    def __init__(self, at: float, now: Callable[[], float], call: Callable[..., Any], *arguments: Any) -> None:
-        self._at, self._now, self._call, self._arguments = at, now, call, arguments
-        self._handle = asyncio.get_running_loop().call_later(max(0.0, at - now()), self._fire)
-
-    def cancel(self) -> None:
-        self._handle.cancel()
-
-    def _fire(self) -> None:
-        if (left := self._at - self._now()) > 0:
-            self._handle = asyncio.get_running_loop().call_later(max(left, 0.001), self._fire)
-        else:
-            self._call(*self._arguments)

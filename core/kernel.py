@@ -20,7 +20,7 @@ import structlog
 from . import messages as m
 from .clock import Clock
 from .config import Config
-from .edge import Edge, ExecutorEdge, Timer
+from .edge import Edge, ExecutorEdge
 from .errors import EngineFault
 from .policy import Allocator, AllocatorContext, ExecutorInfo, Sampler, SamplerContext, SchedulerActor
 from .registry import Registry
@@ -196,8 +196,11 @@ class Kernel:
         return routes
 
     def _alarm(self, message: m.Message, now: float) -> None:
-        assert isinstance(message, m.Alarm)
-        Timer(message.at, self.now, self.post, m.Control("tick"))
+        assert isinstance(message, m.Alarm) and self._loop is not None
+        if (left := message.at - self.now()) > 0:  # asked again at the end: timers that count milliseconds fire early
+            self._loop.call_later(max(left, 0.001), self._alarm, message, now)
+        else:
+            self.post(m.Control("tick"))
 
     async def _run_edge(self, edge: Edge, *, task_status: anyio.abc.TaskStatus[RunningEdge]) -> None:
         running = RunningEdge(edge, anyio.CancelScope(), anyio.Event())

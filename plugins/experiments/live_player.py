@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ...core.edge import KernelPort, Timer
+from ...core.edge import KernelPort
 from ...core.messages import Emit, FinishReason, Message, SamplingParams, StepLaunch, StepPlan, StepResult, Submit, Wake
 from ..simulation.collect import Collector
 from ..simulation.records import Run, number_of, shifted
@@ -139,11 +139,14 @@ class LivePlayer:
 
     def _later(self, due: float, numbers: Sequence[int]) -> None:
         assert self._port is not None
-        Timer(due, self._port.now, self._submit, due, numbers)
+        asyncio.get_running_loop().call_later(max(0.0, due - self._port.now()), self._submit, due, numbers)
 
     def _submit(self, due: float, numbers: Sequence[int]) -> None:
         """All that come at one moment are seen by one plan, as in virtual time."""
         assert self._port is not None
+        if self._port.now() < due:  # timers that count milliseconds fire early
+            self._later(due, numbers)
+            return
         submits = []
         for number in numbers:
             submit = self._submits.pop(number)

@@ -10,7 +10,7 @@ import msgspec
 from ...core.errors import ClientError
 from ..wire.errors import error_object
 
-TEXT = 'this server takes WebSockets and GET; POST needs gateways = ["http"] and pip install \'mainspring[http]\''
+TEXT = "this server takes WebSockets and GET; POST needs gateways = [\"http\"] and pip install 'mainspring[http]'"
 READ_S = 2.0  # the peer may send the rest of its body so long: who closes on it takes the answer back
 
 

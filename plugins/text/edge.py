@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 import structlog
 
-from ...core.edge import KernelPort, Timer
+from ...core.edge import KernelPort
 from ...core.errors import ClientError
 from ...core.messages import (
     Cancel,
@@ -104,7 +104,7 @@ class TextEdge:
             loop.call_soon(self._fail, live, ClientError("draining", "the server is shutting down"))
             return rid
         if live.deadline is not None:
-            live.timer = Timer(live.deadline, self._kernel.now, self._expire, live)
+            live.timer = loop.call_later(max(0.0, live.deadline - now), self._expire, live)
         if parent is not None:
             self._kernel.post(live.submit(()))
         elif self._group is None:
@@ -241,7 +241,12 @@ class TextEdge:
             self._kernel.post(Pause(tuple(submitted)) if paused else Resume(tuple(submitted)))
 
     def _expire(self, live: Live) -> None:
-        if not live.submitted:
+        assert live.deadline is not None
+        if live.submitted:
+            return
+        if (left := live.deadline - self._kernel.now()) > 0:  # timers that count milliseconds fire early
+            live.timer = asyncio.get_running_loop().call_later(max(left, 0.001), self._expire, live)
+        else:
             self._end(live, "", (), self._finish(live, FinishReason.DEADLINE))
 
     # --- the way out -----------------------------------------------------------------------------------------------

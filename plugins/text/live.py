@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
-from ...core.edge import Timer
 from ...core.messages import Submit
 from ..schema import GenerateRequest, draw_seed, to_sampling
 from .detokenize import Pieces
@@ -41,7 +41,7 @@ class Live:
         self.parent = parent
         self.rid, self.request, self.sink, self.tenant, self.received = rid, request, sink, tenant, received
         self.deadline = None if request.deadline_ms is None else received + request.deadline_ms / 1000
-        self.timer: Timer | None = None
+        self.timer: asyncio.TimerHandle | None = None
         self.text: TextStream | None = None  # made with the first output ids
         self.submitted = self.accepted = self.paused = False
         self.num_prompt_tokens = self.num_chars = 0

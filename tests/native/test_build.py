@@ -251,6 +251,7 @@ import pathlib, signal, time
 from mainspring import Engine
 from mainspring.plugins.executors import native_build
 from mainspring.plugins.settings import Config
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 native_build.best_instruction_set = lambda: native_build.EMULATED
 native_build.NVIDIA = pathlib.Path("/nowhere")
 native_build.begin(Config())
