@@ -26,7 +26,8 @@ from .dtypes import Formats, NativeFormats, head_bytes, resolve_native
 from .families import Backend, load_family
 from .loaded import Network
 from .native_build import CannotBuild, best_instruction_set, build, compiler
-from .native_ops import NativeDraw, NativeOps
+from .native_draw import NativeDraw, prepare_draw
+from .native_ops import NativeOps
 from .native_step import NativeNetwork
 from .native_weights import kept_format
 from .ops import HeadShape, KVShape, Ops
@@ -96,7 +97,14 @@ class NativeExecutor(OverlappingExecutor):
     ) -> tuple[torch.Tensor | None, NativeDraw | None, Wait]:
         """See ``OverlappingExecutor.compute``."""
         assert self._loaded is not None and isinstance(self._loaded.network, NativeNetwork)
-        return self._loaded.network.compute(batch, plan, before, takes, alone)
+        ops, model = self._loaded.network.ops, self._loaded.network.struct
+        step = ops.prepare(batch)
+        draw = None if plan is None else prepare_draw(plan, len(batch.logits_rows), model.vocab)
+        if alone:
+            logits, moments = ops.time_step(model, step, draw)
+            return logits, draw, lambda: moments
+        logits, wait = ops.begin(model, step, draw, before, takes)
+        return logits, draw, wait
 
     def close(self) -> None:
         """See ``Executor.close``."""

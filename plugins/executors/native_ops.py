@@ -14,24 +14,24 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...core.errors import EngineFault
 from ...core.policy import SampleOutput
 from ..models.blocks import Matrix, Stacked, parts_of
 from ..models.rope import Rotary
 from . import native_abi as abi
-from .batch import Ints, Limits, StepBatch
+from .batch import Limits, StepBatch
 from .dtypes import SCALE, lazy_zeros
+from .native_batch import NativeBatch, check_batch, check_ids
+from .native_draw import NativeDraw, prepare_draw
 from .native_weights import NativeMatrix, NativeTable, WeightRoom, pack_part
 from .ops import HeadShape, KVShape
-from .standard_plan import StandardPlan, failed
+from .standard_plan import StandardPlan
 
 KV_FORMATS = {
     torch.float32: abi.KV_F32,
@@ -40,34 +40,6 @@ KV_FORMATS = {
     torch.int8: abi.KV_INT8,
 }
 _ROPE_STEP = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class NativeBatch:
-    """A step that has been checked; ``struct`` points into ``kept``.  Its ids are below ``ids_below``, 0 where nobody
-    has looked."""
-
-    struct: abi.Batch
-    kept: tuple[Any, ...]
-    ids: Ints
-    num_tokens: int
-    logits_rows: Ints | None
-    ids_below: int
-
-
-@dataclass(frozen=True, slots=True)
-class NativeDraw:
-    """A plan that has been checked; ``struct`` points into ``kept`` and ``found``: the rows' ids, then their states."""
-
-    struct: abi.Draw
-    kept: tuple[Any, ...]
-    found: ctypes.Array[ctypes.c_int32]
-    plan: StandardPlan
-
-    def read(self) -> SampleOutput:
-        """What was drawn, once it is."""
-        found, rows = self.found[:], self.struct.num_rows
-        return SampleOutput(found[:rows], failed(self.plan, found[rows:]))
 
 
 class NativeOps:
@@ -110,7 +82,6 @@ class NativeOps:
         self._turns = [self._cos.ctypes.data, self._sin.ctypes.data]
         self._weight_bytes, self._room = 0, WeightRoom()
         self._used: deque[object] = deque(maxlen=8)  # by the newest steps; no more than 4 are under way
-        self._zeros: ctypes.Array[ctypes.c_double] = (ctypes.c_double * 0)()
 
     def close(self) -> None:
         """End the threads when all steps are over; nothing may be called afterwards."""
@@ -167,7 +138,7 @@ class NativeOps:
             begin, kept = checked.packed.buffer_info()[0], [checked.packed]
             addresses = [begin + 4 * cut for cut in checked.cuts]
         else:
-            self._check_batch(batch, rows, tokens)
+            check_batch(batch, self.kv_shape)
             self._turn_up_to(int(batch.positions.max(initial=0)) + 1)
             kept = [np.ascontiguousarray(part, np.int32) for part in batch.arrays()]
             addresses = [part.ctypes.data for part in kept]
@@ -181,33 +152,6 @@ class NativeOps:
         """What is within ``limits`` is within this pool."""
         kv = self.kv_shape
         return limits.block_size == kv.block_size and limits.num_blocks <= kv.num_blocks
-
-    def _check_batch(self, batch: StepBatch, rows: int, tokens: int) -> None:
-        """Whatever C++ uses as an index is within what it indexes.  Raises EngineFault."""
-        kv, cu, context, tables = self.kv_shape, batch.cu_seqlens, batch.context_lens, batch.block_tables
-        shapes = (batch.positions.shape, batch.slot_mapping.shape, cu.shape, tables.shape[:1], tables.ndim)
-        if shapes != ((tokens,), (tokens,), (rows + 1,), (rows,), 2) or batch.logits_rows.ndim != 1:
-            raise EngineFault(f"arrays of a step do not fit each other: {tokens} tokens, {rows} rows, {shapes}")
-        counts = np.diff(cu)
-        if cu[0] != 0 or cu[-1] != tokens or (counts < 1).any():
-            raise EngineFault(f"cu_seqlens {cu.tolist()} do not cut {tokens} tokens into rows")
-        if not tokens:
-            return
-        last = batch.positions[cu[1:] - 1]
-        real = context > 0
-        wanted = np.arange(tokens) - np.repeat(cu[1:] - 1, counts) + np.repeat(last, counts)
-        if (context < 0).any() or (batch.positions != wanted).any() or (last[real] + 1 != context[real]).any():
-            raise EngineFault("positions of a row do not end where its context does")
-        if (batch.positions < 0).any() or context.max() > tables.shape[1] * kv.block_size:
-            raise EngineFault(f"a context of {context.max()} tokens, tables of {tables.shape[1]} blocks")
-        used = np.arange(tables.shape[1]) * kv.block_size < context[:, None]
-        if used.any() and not 0 <= tables[used].min() <= tables[used].max() < kv.num_blocks:
-            raise EngineFault(f"a block outside the pool of {kv.num_blocks}")
-        if batch.slot_mapping.min() < -1 or batch.slot_mapping.max() >= kv.num_blocks * kv.block_size:
-            raise EngineFault(f"a slot outside the pool of {kv.num_blocks} blocks of {kv.block_size}")
-        sampling = batch.logits_rows
-        if sampling.size and not 0 <= sampling.min() <= sampling.max() < tokens:
-            raise EngineFault(f"a row to sample outside {tokens} tokens")
 
     def can_turn(self, positions: int) -> bool:
         """Whether cosines and sines for so many positions have been made."""
@@ -297,8 +241,8 @@ class NativeOps:
         return self.linear(x, head)
 
     def step(self, model: abi.Model, batch: NativeBatch, draw: NativeDraw | None = None) -> torch.Tensor | None:
-        """All layers in one call, then the ``draw``; ``model`` as ``native_step`` makes it.  The logits, or None where
-        no row has any or the draw is all that wants them."""
+        """All layers in one call, then the ``draw``; ``model`` as ``native_step`` makes it.  The logits, float32
+        ``[sampling, vocab]``, or None where no row has any or the draw is all that wants them."""
         return self.time_step(model, batch, draw)[0]
 
     def time_step(
@@ -359,35 +303,10 @@ class NativeOps:
         """One id for each row of float32 ``logits`` ``[rows, vocab]``, which may be overwritten: the standard
         sampler's, in a fraction of its time.  Raises EngineFault for a plan that does not fit the logits."""
         logits = self._checked(logits, logits.shape[-1])
-        draw = self.prepare_draw(plan, *logits.shape)
+        draw = prepare_draw(plan, *logits.shape)
         draw.struct.logits = logits.data_ptr()
         self._library.ms_draw(self._engine, draw.struct)
         return draw.read()
-
-    def prepare_draw(self, plan: StandardPlan, rows: int, vocab: int) -> NativeDraw:
-        """A draw from ``rows`` rows of ``vocab`` logits.  Raises EngineFault for a plan that does not fit them."""
-        found = (ctypes.c_int32 * (2 * rows))()
-        ids = ctypes.addressof(found)
-        if plan.best_only and len(plan) == rows and not len(plan.banned_ids):
-            # Most steps of most users: with cold caches each NumPy array costs as much as a thousand logits.
-            if len(self._zeros) < rows:
-                self._zeros = (ctypes.c_double * rows)()
-            struct = abi.Draw(None, ctypes.addressof(self._zeros), num_rows=rows, vocab=vocab)
-            struct.ids, struct.states = ids, ids + 4 * rows
-            return NativeDraw(struct, (self._zeros,), found, plan)
-        wide = (plan.temperature, plan.top_p, plan.min_p, plan.uniform)
-        columns: list[NDArray[Any]] = [np.ascontiguousarray(column, np.float64) for column in wide]
-        columns.append(np.ascontiguousarray(plan.top_k))
-        bans: list[NDArray[Any]] = [np.ascontiguousarray(pairs) for pairs in (plan.banned_rows, plan.banned_ids)]
-        if any(column.shape != (rows,) for column in columns) or columns[-1].dtype != np.int32:
-            raise EngineFault(f"a plan of {[len(column) for column in columns]} entries for {rows} rows of logits")
-        for pairs, limit in zip(bans, (rows, vocab), strict=True):
-            if pairs.shape != bans[0].shape or pairs.dtype != np.int64 or not _within(pairs, limit):
-                raise EngineFault(f"banned tokens outside {rows} rows of {vocab} ids")
-        arrays: list[NDArray[Any]] = [*columns, *bans]
-        at = [array.ctypes.data for array in arrays]
-        struct = abi.Draw(None, *at, ids, ids + 4 * rows, rows, vocab, len(bans[0]), 62 - vocab.bit_length())
-        return NativeDraw(struct, tuple(arrays), found, plan)
 
     def _qkv_width(self) -> int:
         return (self.heads.num_heads + 2 * self.heads.num_kv_heads) * self.heads.head_dim
@@ -415,13 +334,3 @@ def _span(moments: ctypes.Array[ctypes.c_double]) -> tuple[float, float]:
 def address(tensor: torch.Tensor | None) -> int | None:
     """Where its numbers lie."""
     return None if tensor is None else tensor.data_ptr()
-
-
-def check_ids(ids: Ints, vocab_size: int) -> None:
-    """Raises EngineFault."""
-    if not _within(ids, vocab_size):
-        raise EngineFault(f"an id outside the vocabulary of {vocab_size}")
-
-
-def _within(numbers: NDArray[Any], limit: int) -> bool:
-    return not numbers.size or bool(0 <= numbers.min() <= numbers.max() < limit)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 
 from ..models.llama import Llama
 from . import native_abi as abi
 from .batch import StepBatch
-from .native_ops import NativeDraw, NativeOps
-from .standard_plan import StandardPlan
+from .native_ops import NativeOps
 
 
 class NativeNetwork:
@@ -42,23 +39,6 @@ class NativeNetwork:
     def forward(self, batch: StepBatch) -> torch.Tensor | None:
         """See ``Network.forward``."""
         return self.ops.step(self.struct, self.ops.prepare(batch))
-
-    def compute(
-        self,
-        batch: StepBatch,
-        plan: StandardPlan | None,
-        before: NativeDraw | None,
-        takes: Sequence[tuple[int, int]],
-        alone: bool,
-    ) -> tuple[torch.Tensor | None, NativeDraw | None, Callable[[], tuple[float, float]]]:
-        """See ``OverlappingExecutor.compute``."""
-        ops, step = self.ops, self.ops.prepare(batch)
-        draw = None if plan is None else ops.prepare_draw(plan, len(batch.logits_rows), self.struct.vocab)
-        if alone:
-            logits, moments = ops.time_step(self.struct, step, draw)
-            return logits, draw, lambda: moments
-        logits, wait = ops.begin(self.struct, step, draw, before, takes)
-        return logits, draw, wait
 
     def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         """See ``Network.copy_blocks``; waits for the steps that were begun."""

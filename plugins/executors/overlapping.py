@@ -93,8 +93,8 @@ class OverlappingExecutor(TorchExecutor):
         alone: bool = False,
     ) -> tuple[torch.Tensor | None, Drawn | None, Wait]:
         """Launch a step behind those launched before: its logits, what it draws by ``plan`` (None: nothing), and a
-        wait for its end.  ``takes``: (token, row) of the ids that ``before``, the last
-        step's ``Drawn``, holds.  ``alone``: see ``begin``."""
+        wait for its end.  ``takes``: (token, row) of the ids that ``before``, the last step's ``Drawn``, holds.
+        ``alone``: see ``overlap.begin``."""
 
     def execute(self, launch: StepLaunch, sample: Sample) -> StepResult:
         """See ``Executor.execute``."""

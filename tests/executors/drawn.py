@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mainspring.core.messages import Message, SamplingParams, Submit
+from tests.support import one_second
+
+from mainspring.core.messages import Cancel, Message, SamplingParams, Submit
 from mainspring.core.policy import SampleOutput, SamplerContext
 from mainspring.plugins.settings import Config
 from mainspring.plugins.simulator import LinearStepTime, Simulator
@@ -37,6 +39,15 @@ def play(executor: Any, config: Config, sampler: str = "standard") -> list[list[
             out[int(row.rid)] += row.token_ids
     assert sim.actors.host.stats()["preemptions"] >= 1
     return out
+
+
+def cancelled_amid(executor: Any, config: Config) -> None:
+    """Two greedy requests decode; ``a`` is cancelled while a row of it runs, ``b`` goes on to its end."""
+    sim = Simulator(config, executor, one_second, sampler="standard")
+    sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    sim.at(0.0, Submit("a", tuple(range(20, 25)), sampling), Submit("b", tuple(range(30, 35)), sampling))
+    sim.at(6.5, Cancel("a"))
+    sim.run()
 
 
 class Second(StandardSampler):

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 from tests.executors.deferred import DeferredDevice, DeferredExecutor
-from tests.executors.drawn import OTHERS, Second, play
+from tests.executors.drawn import OTHERS, Second, cancelled_amid, play
 from tests.executors.emulated import EmulatedDevice
 from tests.executors.reference import engine_config
-from tests.support import one_second
 
 from mainspring.core.config import Depth
 from mainspring.core.errors import EngineFault
-from mainspring.core.messages import Cancel, GrantedRow, SamplingParams, Started, StepGrant, StepLaunch, Submit
+from mainspring.core.messages import GrantedRow, SamplingParams, Started, StepGrant, StepLaunch
 from mainspring.core.policy import SampleOutput, SamplerContext
 from mainspring.plugins.executors.cupy import CupyExecutor, Options
 from mainspring.plugins.executors.cupy_buffers import Staging
@@ -25,7 +24,6 @@ from mainspring.plugins.executors.cupy_draw import Draws
 from mainspring.plugins.executors.standard_plan import can_draw
 from mainspring.plugins.executors.torch import TorchExecutor
 from mainspring.plugins.models.tiny import write_tiny_model
-from mainspring.plugins.simulator import Simulator
 from mainspring.samplers.plan import SamplingPlan
 from mainspring.samplers.stages import TopP
 from mainspring.samplers.standard import StandardSampler
@@ -145,11 +143,7 @@ def test_what_is_on_its_way_is_not_overwritten() -> None:
 def test_a_request_that_ends_while_its_row_runs_leaves_nothing_behind(folder: Path) -> None:
     config = engine_config(folder, 16, depth=2)
     executor = DeferredExecutor(None, config, DeferredDevice())
-    sim = Simulator(config, executor, one_second, sampler="standard")
-    sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
-    sim.at(0.0, Submit("a", tuple(range(20, 25)), sampling), Submit("b", tuple(range(30, 35)), sampling))
-    sim.at(6.5, Cancel("a"))
-    sim.run()
+    cancelled_amid(executor, config)
     assert len(executor._last_ids) <= 1  # of the request that ended last, until the next step says so
     assert "a" not in executor._last_ids
     executor.close()

@@ -9,14 +9,13 @@ from typing import Any, Literal, get_args
 
 import msgspec
 import pytest
-from tests.executors.drawn import OTHERS, play
+from tests.executors.drawn import OTHERS, cancelled_amid, play
 from tests.executors.reference import engine_config
 from tests.native_kernels import native_library
-from tests.support import one_second
 
 from mainspring.core.config import Depth
 from mainspring.core.errors import EngineFault
-from mainspring.core.messages import Cancel, GrantedRow, SamplingParams, Started, StepGrant, StepLaunch, Submit
+from mainspring.core.messages import GrantedRow, SamplingParams, Started, StepGrant, StepLaunch
 from mainspring.core.policy import SampleOutput, SamplerContext
 from mainspring.plugins.executors.batch import StepBatch, build
 from mainspring.plugins.executors.native import NativeExecutor
@@ -25,7 +24,6 @@ from mainspring.plugins.executors.overlap import begins_at_once
 from mainspring.plugins.executors.overlapping import Begun
 from mainspring.plugins.executors.torch import TorchExecutor
 from mainspring.plugins.models.tiny import write_tiny_model
-from mainspring.plugins.simulator import Simulator
 from mainspring.samplers.standard import StandardSampler
 from mainspring.schedulers.host import standard
 
@@ -233,11 +231,7 @@ def test_a_step_behind_one_that_failed_is_computed_for_nobody(folder: Path) -> N
 def test_a_request_that_ends_while_its_row_runs_leaves_nothing_behind(folder: Path) -> None:
     config = engine_config(folder, 16, depth=2)
     executor = Watched(None, config)
-    sim = Simulator(config, executor, one_second, sampler="standard")
-    sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
-    sim.at(0.0, Submit("a", tuple(range(20, 25)), sampling), Submit("b", tuple(range(30, 35)), sampling))
-    sim.at(6.5, Cancel("a"))
-    sim.run()
+    cancelled_amid(executor, config)
     assert executor.taken > 0
     assert {*executor._last_ids} <= {"b"}  # the request that ended last, until the next step says so
     executor.close()

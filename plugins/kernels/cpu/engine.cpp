@@ -18,7 +18,7 @@ class Buffer {                                      // aligned, grows, never shr
 public:
     template <class T> T *get(size_t count) {
         if (bytes.size() < count * sizeof(T) + 64) {
-            bytes = {};                             // never the old and the new at once
+            std::vector<char>().swap(bytes);        // never the old and the new at once
             bytes.resize(count * sizeof(T) + 64);
         }
         return (T *)(((uintptr_t)bytes.data() + 63) & ~(uintptr_t)63);
@@ -231,7 +231,7 @@ public:
             by_rows(v, n, [&](int t) { embed(m.embedding, b.ids[t], x + (size_t)t * hidden); });
             for (int i = 0; i < m.num_layers; i++) {
                 const Layer &l = m.layers[i];
-                if (gives_way && i < 8) give_way(thread);
+                if (gives_way && i < 8) give_way(thread);           // later nobody waits any more
                 linear(v, l.qkv, n, {qkv, (size_t)qkv_width, false}, normed(x, nullptr, hidden, l.input_norm, m.eps));
                 rope_and_write(v, qkv, h, kv, i, b, l.query_norm ? &l : nullptr, m.eps);
                 attend(v, {qkv, att, (size_t)qkv_width, (size_t)q_width, b, kv, h, i, l.window});
