@@ -28,6 +28,7 @@ from .loaded import Network
 from .native_build import CannotBuild, best_instruction_set, build, compiler
 from .native_draw import NativeDraw, prepare_draw
 from .native_ops import NativeOps
+from .native_shortlist import shortlist_bytes, worth_it
 from .native_step import NativeNetwork
 from .native_weights import kept_format
 from .ops import HeadShape, KVShape, Ops
@@ -184,7 +185,10 @@ class NativeBackend(Backend):
             if embedding:
                 total += stored_bytes(stored, shape)
             if not embedding or model.tied:
-                total += self._library.ms_segment_bytes(kept_format(stored, self.formats.kept), *shape)
+                kept_as = kept_format(stored, self.formats.kept)
+                total += self._library.ms_segment_bytes(kept_as, *shape)
+                if (embedding or name == "lm_head.weight") and worth_it(kept_as, *shape):
+                    total += shortlist_bytes(self._library, *shape)
         return total
 
     def head_bytes(self, model: LlamaConfig, formats: Formats) -> int:

@@ -54,9 +54,16 @@ class Layer(c.Structure):
     ]  # fmt: skip
 
 
+class Shortlist(c.Structure):
+    _fields_ = [
+        ("few", Linear), ("rest", Linear), ("order", _P), ("error", _P), ("few_unit", _F), ("size_unit", _F),
+    ]  # fmt: skip
+
+
 class Model(c.Structure):
     _fields_ = [
-        ("layers", c.POINTER(Layer)), ("norm", _P), ("embedding", Table), ("head", Linear), ("kv", KV),
+        ("layers", c.POINTER(Layer)), ("norm", _P), ("embedding", Table), ("head", Linear),
+        ("shortlist", c.POINTER(Shortlist)), ("kv", KV),
         ("num_layers", _I), ("hidden", _I), ("num_heads", _I), ("ffn", _I), ("vocab", _I), ("eps", _F),
     ]  # fmt: skip
 
@@ -79,6 +86,9 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ms_close": (None, [_P]),
     "ms_segment_bytes": (_L, [_I, _I, _I]),
     "ms_pack": (None, [_P, c.POINTER(Segment), _I, _P, _L, _P]),
+    "ms_energies": (None, [_P, c.POINTER(Model), c.POINTER(Batch), _P]),
+    "ms_pack_coarse": (None, [_P, c.POINTER(Shortlist), c.POINTER(Segment), _P]),
+    "ms_shortlisted": (None, [_P, c.POINTER(_L)]),
     "ms_embed": (None, [_P, c.POINTER(Table), _P, _I, _P]),
     "ms_rms_norm": (None, [_P, _P, _P, _I, _I, _F, _P]),
     "ms_linear": (None, [_P, c.POINTER(Linear), _P, _I, _P]),

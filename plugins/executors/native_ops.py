@@ -29,6 +29,7 @@ from .batch import Limits, StepBatch
 from .dtypes import SCALE, lazy_zeros
 from .native_batch import NativeBatch, check_batch, check_ids
 from .native_draw import NativeDraw, prepare_draw
+from .native_shortlist import NativeShortlist, order_of, probe, worth_it
 from .native_weights import NativeMatrix, NativeTable, WeightRoom, pack_part
 from .ops import HeadShape, KVShape
 from .standard_plan import StandardPlan
@@ -125,6 +126,27 @@ class NativeOps:
         made = NativeMatrix(segments, kept, self.int8)
         self._weight_bytes += made.nbytes
         return made
+
+    def shortlist(self, model: abi.Model) -> NativeShortlist | None:
+        """What finds greedy tokens of ``model`` sooner than its head, where that pays and can be."""
+        head = model.head.segments[0]
+        if model.head.num_segments > 1 or head.bias or not worth_it(head.format, head.outputs, head.inputs):
+            return None
+        energies = np.empty(model.hidden)
+        step = self.prepare(probe(model.vocab))
+        self._library.ms_energies(self._engine, model, step.struct, energies.ctypes.data)
+        made = NativeShortlist(self._library, self._engine, self._room, head, order_of(energies))
+        if not made.usable:
+            return None
+        self._weight_bytes += made.nbytes
+        return made
+
+    def shortlisted(self) -> tuple[int, int, int]:
+        """Steps whose tokens a shortlist found, steps in which it was too long, and panels of 16 or 32 logits computed
+        in the former."""
+        counts = (ctypes.c_int64 * 3)()
+        self._library.ms_shortlisted(self._engine, counts)
+        return counts[0], counts[1], counts[2]
 
     # --- a step ---
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from ..models.llama import Llama
@@ -28,10 +30,14 @@ class NativeNetwork:
                 ops.heads.window(index), 0,
             )  # fmt: skip
         self.struct = abi.Model(
-            layers, model.norm.data_ptr(), model.embedding.struct, model.head.struct, ops.kv,
+            layers, model.norm.data_ptr(), model.embedding.struct, model.head.struct, None, ops.kv,
             config.num_layers, config.hidden_size, config.num_heads, config.ffn_size, config.vocab_size,
             config.norm_eps,
         )  # fmt: skip
+
+        self.shortlist = ops.shortlist(self.struct)
+        if self.shortlist is not None:
+            self.struct.shortlist = ctypes.pointer(self.shortlist.struct)
 
     def __del__(self) -> None:
         self.ops.finish()  # before what a step that is under way uses

@@ -51,7 +51,7 @@ class Run:
         group = int(random.integers(1, 5))
         self.kv_heads = int(random.integers(1, 4))
         self.heads, self.dim = group * self.kv_heads, 2 * int(random.integers(1, 20))
-        self.hidden, self.ffn, self.vocab = (int(random.integers(1, 80)) for _ in range(3))
+        self.hidden, self.ffn, self.vocab = (int(random.integers(1, limit)) for limit in (120, 80, 500))
         self.block, self.blocks, self.layers = int(random.integers(1, 20)), 24, 2
         self.window = int(random.choice([0, 3, 70]))
 
@@ -60,15 +60,34 @@ class Run:
         self.kept.append(made)
         return made
 
-    def linear(self, outputs: int, inputs: int) -> Any:
+    def linear(self, outputs: int, inputs: int, biased: bool = True) -> Any:
         kept_as, int8 = int(self.random.integers(0, 6)), int(self.random.integers(0, 2))
         source, data = abi.SRC_F32, self.array(outputs, inputs)
-        bias = self.array(outputs)
+        bias = self.array(outputs).ctypes.data if biased else None
         panels = np.zeros(self._library.ms_segment_bytes(kept_as, outputs, inputs), np.uint8)
-        segment = (abi.Segment * 1)(abi.Segment(panels.ctypes.data, bias.ctypes.data, kept_as, outputs, inputs, 0))
+        segment = (abi.Segment * 1)(abi.Segment(panels.ctypes.data, bias, kept_as, outputs, inputs, 0))
         self._library.ms_pack(self.engine, segment[0], source, data.ctypes.data, 4 * inputs, None)
         self.kept += [panels, segment]
-        return abi.Linear(segment, 1, outputs, inputs, int8)
+        return abi.Linear(segment, 1, outputs, inputs, int8 if biased else 0)
+
+    def shortlist(self, head: Any) -> Any:
+        """For some heads that may have one, with an order and units that need not make sense."""
+        segment, few = head.segments[0], 32
+        if segment.format in (abi.Q4_HALF, abi.Q4_FLOAT) or self.hidden <= few:
+            return None
+        linears = []
+        for kept_as, width in ((abi.Q8_HALF, few), (abi.Q4_HALF, self.hidden - few)):
+            panels = np.zeros(self._library.ms_segment_bytes(kept_as, self.vocab, width), np.uint8)
+            part = (abi.Segment * 1)(abi.Segment(panels.ctypes.data, None, kept_as, self.vocab, width, 0))
+            linears.append(abi.Linear(part, 1, self.vocab, width, int(kept_as == abi.Q4_HALF)))
+            self.kept += [panels, part]
+        order, measures = self.random.permutation(self.hidden).astype(np.int32), np.empty((3, self.vocab), np.float32)
+        error = np.full(self.vocab, self.random.choice([0, 0.01, 10]), np.float32)
+        made = abi.Shortlist(*linears, order.ctypes.data, error.ctypes.data, 1.0, 1.0)
+        self._library.ms_pack_coarse(self.engine, c.byref(made), c.byref(segment), measures.ctypes.data)
+        assert np.isfinite(measures).all()
+        self.kept += [order, error, made]
+        return c.pointer(made)
 
     def model(self) -> Any:
         lanes = self._library.ms_lanes()
@@ -94,12 +113,12 @@ class Run:
                 for _ in range(self.layers)
             )
         )  # fmt: skip
-        table = self.array(self.vocab, self.hidden)
+        table, head = self.array(self.vocab, self.hidden), self.linear(self.vocab, self.hidden, biased=False)
         self.kept.append(layers)
         return abi.Model(
             layers, self.array(self.hidden).ctypes.data,
             abi.Table(table.ctypes.data, 4 * self.hidden, abi.SRC_F32, self.hidden),
-            self.linear(self.vocab, self.hidden), kv, self.layers, self.hidden, self.heads, self.ffn, self.vocab, 1e-5,
+            head, self.shortlist(head), kv, self.layers, self.hidden, self.heads, self.ffn, self.vocab, 1e-5,
         )  # fmt: skip
 
     def steps(self) -> None:
@@ -148,7 +167,7 @@ class Run:
                 drawn(kept, self.vocab)
                 continue
             taken = min(len(before[1][-1]), len(positions)) if before else 0
-            wanted = logits.ctypes.data if random.integers(2) else None
+            wanted = None if random.integers(4) else logits.ctypes.data
             takes = (abi.Take * taken)(*[abi.Take(at, at) for at in range(taken)])
             count = self._library.ms_begin(
                 self.engine, c.byref(model), c.byref(batch), wanted, c.byref(draw),
@@ -168,7 +187,10 @@ class Run:
         """One token of each row, with any parameters; and its arrays, at last ids and states."""
         random = self.random
         columns = [np.asarray(random.choice(values, rows), kind) for values, kind in COLUMNS]
-        bans = [random.integers(0, limit, 3 if rows else 0) for limit in (max(rows, 1), vocab)]
+        greedy = bool(random.integers(2))  # as most are: a shortlist may do
+        if greedy:
+            columns[0][:] = 0
+        bans = [random.integers(0, limit, 3 if rows and not greedy else 0) for limit in (max(rows, 1), vocab)]
         ids, states = np.full(rows, -1, np.int32), np.full(rows, -1, np.int32)
         kept = (*columns, *bans, ids, states)
         addresses = [array.ctypes.data for array in kept]
@@ -185,10 +207,15 @@ def main() -> None:
     """As the docstring says."""
     library = abi.load(Path(sys.argv[1]))
     random = np.random.default_rng(int(sys.argv[2]))
+    shortlisted = 0
     for _ in range(int(sys.argv[3])):
         run = Run(library, random)
         run.steps()
+        counts = (c.c_int64 * 3)()
+        library.ms_shortlisted(run.engine, counts)
+        shortlisted += counts[0]
         library.ms_close(run.engine)
+    assert shortlisted or int(sys.argv[3]) < 8
     print("clean")
 
 

@@ -2,7 +2,7 @@
 #include "attention.hpp"
 #include "draw.hpp"
 #include "linear.hpp"
-#include "pool.hpp"
+#include "shortlist.hpp"
 #include "stream.hpp"
 #include <ctime>
 #include <exception>
@@ -12,18 +12,6 @@ using namespace ms;
 namespace {
 
 typedef Pool::Walk Walk;
-
-class Buffer {                                      // aligned, grows, never shrinks
-    std::vector<char> bytes;
-public:
-    template <class T> T *get(size_t count) {
-        if (bytes.size() < count * sizeof(T) + 64) {
-            std::vector<char>().swap(bytes);        // never the old and the new at once
-            bytes.resize(count * sizeof(T) + 64);
-        }
-        return (T *)(((uintptr_t)bytes.data() + 63) & ~(uintptr_t)63);
-    }
-};
 
 struct Job {                                        // a step that is computed when those before it are
     const Model *model;
@@ -44,27 +32,6 @@ double seconds() {                                  // of Python's time.monotoni
 
 struct View { Walk &walk; int thread; };
 
-class Forms {                                       // activations in every form that a matrix wants, for one after the other
-    Buffer floats, words16, words8;
-public:
-    Activations activations(const Linear &l, int num_rows) {
-        Activations a = {};
-        a.need = need_of(l), a.groups = (l.inputs + GROUP - 1) / GROUP, a.width = a.groups * GROUP;
-        size_t words = (size_t)num_rows * a.width, scales = (size_t)num_rows * a.groups;
-        if (a.need & FLOATS) a.floats = floats.get<float>(words);
-        if (a.need & WORDS16) {
-            a.words16 = words16.get<int32_t>(words / 2 + 2 * scales);
-            a.scale16 = (float *)(a.words16 + words / 2), a.sum16 = a.scale16 + scales;
-        }
-        if (a.need & WORDS8) {
-            a.words8 = words8.get<int32_t>(words / 4 + 4 * scales);
-            a.halves8 = a.words8 + words / 4;
-            a.scale8 = (float *)(a.halves8 + 2 * scales), a.sum8 = a.scale8 + scales;
-        }
-        return a;
-    }
-};
-
 Heads heads_of(const KV &kv, int num_heads) {
     return {num_heads, kv.num_kv_heads, kv.head_dim, kv.padded_dim, num_heads / kv.num_kv_heads};
 }
@@ -74,19 +41,11 @@ public:
     Pool pool;
     Forms shared;
     explicit Engine(int threads)
-        : pool(threads), scratch(threads), rows(threads), own(threads), drawers(threads), crowded_until(threads),
+        : pool(threads), scratch(threads), rows(threads), own(threads), drawers(threads), crowded_until(threads), shortlister(threads),
           stream([](void *engine, Job &job) { ((Engine *)engine)->run(job, true); }, this) {}
     Stream<Job> &steps() { return stream; }
 
     // --- phases: called by all threads of a job
-
-    // A few rows each.
-    template <class F> void by_rows(View v, int count, F f) const {
-        int parts = std::min(count, pool.num_threads == 1 ? 1 : 4 * pool.num_threads);
-        Pool::parts(v.walk, parts, [&](int i) {
-            for (int r = (int)((long)count * i / parts); r < (int)((long)count * (i + 1) / parts); r++) f(r);
-        });
-    }
 
     float *row_buffer(View v, int width) {          // of this thread, with room for the rest of a group behind `width`
         return rows[v.thread].get<float>(rounded_up(width, GROUP) + GROUP);
@@ -103,7 +62,7 @@ public:
             std::fill(x + l.inputs, x + a.width, 0.f);
             store_activation_row(x, a, r);
         };
-        if (count > 1) by_rows(v, count, make);
+        if (count > 1) Pool::rows(v.walk, count, make);
         bool made = count > 1;
         // Three quarters in large parts, the rest in small ones: few to hand out, and nobody waits long for the last.
         int all = panels_of(l), threads = pool.num_threads;
@@ -136,7 +95,7 @@ public:
 
     void rope_and_write(View v, float *qkv, const Heads &h, const KV &kv, int layer, const Batch &b, const Layer *norms, float eps) {
         size_t width = (size_t)(h.num_heads + 2 * h.num_kv_heads) * h.dim;
-        by_rows(v, b.num_tokens, [&](int t) {
+        Pool::rows(v.walk, b.num_tokens, [&](int t) {
             float *row = qkv + t * width;
             if (norms) head_norms(row, h, norms->query_norm, norms->key_norm, eps);
             int half = h.dim / 2;
@@ -185,7 +144,7 @@ public:
         Scratch &own = scratch[v.thread];
         own.reserve(a.heads.padded);
         size_t size = Partial::floats(a.heads.padded);
-        by_rows(v, (int)dummies.size(), [&](int i) {
+        Pool::rows(v.walk, (int)dummies.size(), [&](int i) {
             memset(a.out + dummies[i] * a.out_stride, 0, 4 * (size_t)a.heads.num_heads * a.heads.dim);
         });
         if (!apart) {
@@ -215,7 +174,9 @@ public:
         });
     }
 
-    void step(const Model &m, const Batch &b, float *logits, bool gives_way) {
+    // logits null: nobody wants them.  best: room for the best token of each row that samples, if they are all that is
+    // wanted of the logits; true if that is where they are, and the logits nowhere.
+    bool step(const Model &m, const Batch &b, float *logits, bool gives_way, int32_t *best) {
         const KV &kv = m.kv;
         Heads h = heads_of(kv, m.num_heads);
         int n = b.num_tokens, hidden = m.hidden, q_width = h.num_heads * h.dim, qkv_width = (h.num_heads + 2 * h.num_kv_heads) * h.dim;
@@ -226,9 +187,10 @@ public:
                 shared.activations(*l, n);
         shared.activations(m.head, b.num_logits);
         plan(b, h);
+        bool chosen = best && shortlister.begin(m, b.num_logits);
         pool.run([&](Walk &walk, int thread) {
             View v{walk, thread};
-            by_rows(v, n, [&](int t) { embed(m.embedding, b.ids[t], x + (size_t)t * hidden); });
+            Pool::rows(v.walk, n, [&](int t) { embed(m.embedding, b.ids[t], x + (size_t)t * hidden); });
             for (int i = 0; i < m.num_layers; i++) {
                 const Layer &l = m.layers[i];
                 if (gives_way && i < 8) give_way(thread);           // later nobody waits any more
@@ -239,8 +201,11 @@ public:
                 linear(v, l.gate_up, n, {ff, (size_t)2 * m.ffn, false}, normed(x, nullptr, hidden, l.ffn_norm, m.eps));
                 linear(v, l.down, n, {x, (size_t)hidden, true}, gated(ff, m.ffn));
             }
-            linear(v, m.head, b.num_logits, {logits, (size_t)m.vocab, false}, normed(x, b.logits_rows, hidden, m.norm, m.eps));
+            auto last = normed(x, b.logits_rows, hidden, m.norm, m.eps);
+            if (chosen) shortlister.choose(walk, thread, m, logits, last);
+            if (logits && !(chosen && !shortlister.in_vain())) linear(v, m.head, b.num_logits, {logits, (size_t)m.vocab, false}, last);
         });
+        return chosen && shortlister.end(best);
     }
 
     // Threads that compute step after step never sleep, so who posts the last result and plans the next step would wait
@@ -274,14 +239,30 @@ public:
     void compute(Job &job, bool gives_way) {
         for (int i = 0; i < job.num_takes; i++) job.batch.ids[job.takes[i].token] = job.before[job.takes[i].row];
         float *logits = job.logits ? job.logits : logits_buffer.get<float>((size_t)job.batch.num_logits * job.model->vocab);
-        step(*job.model, job.batch, logits, gives_way);
+        Draw &d = job.draw;
+        bool greedy = !job.logits && !d.num_bans && std::all_of(d.temperature, d.temperature + d.num_rows, [](double t) { return t == 0; });
+        bool drawn = step(*job.model, job.batch, logits, gives_way, greedy ? d.ids : nullptr);
         job.moments[1] = seconds();
-        if (job.draw.num_rows) job.draw.logits = logits, draw(job.draw);
+        d.logits = logits;
+        if (drawn) std::fill(d.states, d.states + d.num_rows, (int32_t)DRAWN);
+        else if (d.num_rows) draw(d);
     }
 
     static void embed(const Table &t, int id, float *to) {
         read_row(t.source, (const char *)t.rows + id * t.row_bytes, t.width, to);
     }
+
+    // Sums over all tokens of the squares of what the head would read of them, [hidden], behind the last step.
+    void energies(const Model &m, const Batch &b, double *to) {
+        std::vector<float> row(rounded_up(m.hidden, GROUP) + GROUP);
+        std::fill(to, to + m.hidden, 0);
+        for (int t = 0; t < b.num_tokens; t++) {
+            normed(hidden_buffer.get<float>(0), nullptr, m.hidden, m.norm, m.eps)(t, row.data());
+            for (int i = 0; i < m.hidden; i++) to[i] += (double)row[i] * row[i];
+        }
+    }
+
+    Shortlister shortlister;
 
 private:
     struct Span { int unit, index; };
@@ -319,22 +300,45 @@ void ms_pack(Engine *e, const Segment *s, int source, const void *rows, int64_t 
     e->pool.run([&](Walk &walk, int thread) {
         View v{walk, thread};
         // Panels, not rows: two threads never write the same line.
-        e->by_rows(v, panels_of(*s), [&](int p) {
+        Pool::rows(v.walk, panels_of(*s), [&](int p) {
             for (int n = p * PANEL; n < std::min(s->outputs, (p + 1) * PANEL); n++)
                 pack_row(*s, n, source, (const char *)rows + (order ? order[n] : n) * row_bytes, e->row_buffer(v, s->inputs));
         });
     });
 }
 
+// Computes the step and leaves out the head; see Engine::energies.
+void ms_energies(Engine *e, const Model *m, const Batch *b, double *to) {
+    e->step(*m, *b, nullptr, false, nullptr);
+    e->energies(*m, *b, to);
+}
+
+// Packs the coarse head `s` of a head of one segment.  measures: [3][outputs], see pack_coarse.
+void ms_pack_coarse(Engine *e, const Shortlist *s, const Segment *head, float *measures) {
+    e->pool.run([&](Walk &walk, int thread) {
+        Pool::rows(walk, panels_of(*head), [&](int p) {
+            int room = rounded_up(head->inputs, GROUP) + GROUP;
+            float *w = e->row_buffer({walk, thread}, 2 * room);
+            for (int n = p * PANEL; n < std::min(head->outputs, (p + 1) * PANEL); n++)
+                pack_coarse(*s, *head, n, w, w + room, measures);
+        });
+    });
+}
+
+// How it went so far: steps decided, steps in vain, panels computed in the former.
+void ms_shortlisted(Engine *e, int64_t *to) {
+    to[0] = e->shortlister.decided, to[1] = e->shortlister.given_up, to[2] = e->shortlister.computed;
+}
+
 void ms_embed(Engine *e, const Table *t, const int32_t *ids, int count, float *out) {
     e->pool.run([&](Walk &walk, int thread) {
-        e->by_rows({walk, thread}, count, [&](int i) { Engine::embed(*t, ids[i], out + (size_t)i * t->width); });
+        Pool::rows(walk, count, [&](int i) { Engine::embed(*t, ids[i], out + (size_t)i * t->width); });
     });
 }
 
 void ms_rms_norm(Engine *e, const float *x, const float *weight, int count, int width, float eps, float *out) {
     e->pool.run([&](Walk &walk, int thread) {
-        e->by_rows({walk, thread}, count, [&](int i) { rms_norm_row(x + (size_t)i * width, weight, width, eps, out + (size_t)i * width); });
+        Pool::rows(walk, count, [&](int i) { rms_norm_row(x + (size_t)i * width, weight, width, eps, out + (size_t)i * width); });
     });
 }
 
@@ -362,13 +366,13 @@ void ms_norm_heads(Engine *e, float *qkv, int count, int num_heads, int num_kv_h
     Heads h = {num_heads, num_kv_heads, dim, dim, 1};
     size_t width = (size_t)(num_heads + 2 * num_kv_heads) * dim;
     e->pool.run([&](Walk &walk, int thread) {
-        e->by_rows({walk, thread}, count, [&](int t) { Engine::head_norms(qkv + t * width, h, query, key, eps); });
+        Pool::rows(walk, count, [&](int t) { Engine::head_norms(qkv + t * width, h, query, key, eps); });
     });
 }
 
 void ms_silu_mul(Engine *e, const float *gate_up, int count, int width, float *out) {
     e->pool.run([&](Walk &walk, int thread) {
-        e->by_rows({walk, thread}, count, [&](int t) {
+        Pool::rows(walk, count, [&](int t) {
             const float *x = gate_up + (size_t)t * 2 * width;
             silu_mul_row(x, x + width, width, out + (size_t)t * width);
         });

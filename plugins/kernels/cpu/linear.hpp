@@ -49,14 +49,16 @@ static inline uint16_t to_half(float f) { _Float16 h = (_Float16)f; uint16_t b; 
 // 32 floats as 4 bits with d and m, or 8 bits with d, both rounded to half precision before the integers are chosen.
 [[gnu::noinline]] static inline Group32 quantise_weights(const float *v, int bits) {
     Group32 g;
-    float low = v[0], high = v[0];
-    for (int i = 1; i < GROUP; i++) low = std::min(low, v[i]), high = std::max(high, v[i]);
-    g.m = bits == 4 ? (float)(_Float16)low : 0.f;
-    float d = (float)(_Float16)(bits == 4 ? (high - g.m) / 15 : std::max(-low, high) / 127);
-    int least = bits == 4 ? 0 : -127, most = bits == 4 ? 15 : 127;
-    for (int i = 0; i < GROUP; i++) {
-        float q = d > 0 ? std::nearbyint((v[i] - g.m) / d) : 0.f;
-        g.q[i] = q < least ? least : q > most ? most : (int)q;
+    vf low = load(v), high = low;
+    for (int i = LANES; i < GROUP; i += LANES) low = lesser(low, load(v + i)), high = greater(high, load(v + i));
+    float least = -largest(-low), most = largest(high);
+    g.m = bits == 4 ? (float)(_Float16)least : 0.f;
+    float d = (float)(_Float16)(bits == 4 ? (most - g.m) / 15 : std::max(-least, most) / 127);
+    vi lowest = set1(bits == 4 ? 0 : -127), highest = set1(bits == 4 ? 15 : 127);
+    for (int i = 0; i < GROUP; i += LANES) {
+        vi q = d > 0 ? nearest((load(v + i) - g.m) / d) : vi{};
+        q = q < lowest ? lowest : q > highest ? highest : q;
+        memcpy(g.q + i, &q, sizeof q);
     }
     g.d[0] = g.d[1] = d;
     return g;

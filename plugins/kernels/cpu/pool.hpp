@@ -59,6 +59,14 @@ public:
         }
     }
 
+    // A phase of as many parts as there are rows, or of a few rows each.
+    template <class F> static void rows(Walk &w, int count, F f) {
+        int most = w.pool.num_threads == 1 ? 1 : 4 * w.pool.num_threads, num_parts = count < most ? count : most;
+        parts(w, num_parts, [&](int i) {
+            for (int r = (int)((long)count * i / num_parts); r < (int)((long)count * (i + 1) / num_parts); r++) f(r);
+        });
+    }
+
 private:
     alignas(64) std::atomic<uint64_t> head{0};              // phase << 32 | next part
     alignas(64) std::atomic<uint32_t> done{0};

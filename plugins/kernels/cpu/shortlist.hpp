@@ -1,0 +1,234 @@
+// The best token of a row without reading all of the head.
+//
+// A coarse head says roughly how large each logit is: the 32 inputs that tend to be largest in 8 bits, the others in 4.
+// How far it may be off is known, since for the weights w of an output, c of the coarse head, and a row x
+//
+//   |exact - coarse| <= |w - c|_few |x|_few + |w - c|_rest |x|_rest + max(|w|, |c|) (|x - what matrices read of it| + rounding)
+//
+// with Euclidean norms (Cauchy-Schwarz).  An output's error is the largest of its three norms, each in a unit of its own,
+// and a row's reach the sum of the factors in these units, so error * reach is no less.  The best token is where coarse +
+// error * reach comes up to the exact logit of the coarse best.  Panels with such an output are computed as they would
+// have been among all, and the best of them is the best of all, to the bit.
+#pragma once
+#include "forms.hpp"
+#include "pool.hpp"
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+namespace ms {
+
+struct Choice {
+    float logit = -std::numeric_limits<float>::infinity();
+    int id = 0;
+    void take(Choice o) { if (o.logit > logit || (o.logit == logit && o.id < id)) *this = o; }
+};
+
+// The weights of an output of FLOAT32, BFLOAT16, Q8_HALF or Q8_FLOAT16.
+[[gnu::noinline]] static inline void unpack_row(const Segment &s, int output, float *to) {
+    const char *panel = (const char *)s.weights + panel_bytes(s.format, s.inputs) * (output / PANEL);
+    int j = output % PANEL, v = j / LANES, lane = j % LANES;
+    for (int k = 0; k < s.inputs; k++) {
+        if (s.format == FLOAT32) { memcpy(to + k, panel + ((size_t)k * PANEL + j) * 4, 4); continue; }
+        if (s.format == BFLOAT16) {
+            uint16_t b;
+            memcpy(&b, panel + ((size_t)(k / 2) * PANEL + j) * 4 + k % 2 * 2, 2);
+            to[k] = from_bf16(b);
+            continue;
+        }
+        const char *group = panel + k / GROUP * group_bytes(s.format), *scales = group + PANEL * GROUP;
+        int i = k % GROUP, word = i / 8 * 2 + i % 2;
+        int8_t q = ((const int8_t *)group)[((size_t)word * 2 + v) * VECTOR + lane * 4 + i % 8 / 2];
+        float d;
+        if (s.format == Q8_HALF) d = half_at((const uint8_t *)scales + 2 * j);
+        else memcpy(&d, scales + 4 * (i / (GROUP / 2) * PANEL + j), 4);
+        to[k] = d * q;
+    }
+}
+
+// Output `output` of the coarse head; its norms go to measures: |w - c| of the few inputs, of the rest, and max(|w|, |c|).
+// w, ordered: room for whole groups.
+static inline void pack_coarse(const Shortlist &s, const Segment &head, int output, float *w, float *ordered, float *measures) {
+    unpack_row(head, output, w);
+    int before = s.few.inputs / GROUP, groups = before + (s.rest.inputs + GROUP - 1) / GROUP;
+    std::fill(ordered + head.inputs, ordered + groups * GROUP, 0.f);
+    for (int i = 0; i < head.inputs; i++) ordered[i] = w[s.order[i]];
+    vf apart[2] = {}, exact = {}, coarse = {};
+    for (int g = 0; g < groups; g++) {
+        bool few = g < before;
+        const Segment &to = few ? *s.few.segments : *s.rest.segments;
+        const float *v = ordered + g * GROUP;
+        Group32 q = quantise_weights(v, bits_of(to.format));
+        char *panel = (char *)to.weights + panel_bytes(to.format, to.inputs) * (output / PANEL);
+        put_group(panel + (few ? g : g - before) * group_bytes(to.format), to.format, output % PANEL, q);
+        for (int i = 0; i < GROUP; i += LANES) {
+            vf a = load(v + i), b = fma(to_float(load_words(q.q + i)), set1(q.d[0]), set1(q.m)), c = a - b;
+            apart[!few] = fma(c, c, apart[!few]), exact = fma(a, a, exact), coarse = fma(b, b, coarse);
+        }
+    }
+    float squares[3] = {sum(apart[0]), sum(apart[1]), std::max(sum(exact), sum(coarse))};
+    for (int i = 0; i < 3; i++)                     // up by more than float32 has lost
+        measures[i * (size_t)head.outputs + output] = std::sqrt(squares[i]) * (1 + 1e-4f) + 1e-18f;
+}
+
+class Shortlister {
+public:
+    int64_t decided = 0, given_up = 0, computed = 0;        // steps, steps, panels of all decided steps
+
+    explicit Shortlister(int threads) : buffers(threads), rough(threads), found(threads) {}
+
+    // Before the threads begin: whether the tokens of this step are to be found so.
+    bool begin(const Model &m, int num_rows) {
+        if (!m.shortlist || num_rows <= 0) return false;
+        if (pause > 0) return pause--, false;
+        exact = exact_forms.activations(m.head, num_rows);
+        few = few_forms.activations(m.shortlist->few, num_rows), rest = rest_forms.activations(m.shortlist->rest, num_rows);
+        rows = num_rows, width = few.width + rest.width, reach.assign(rows, 0), first.assign(rows, {});
+        for (size_t t = 0; t < buffers.size(); t++)
+            buffers[t].get<float>(2 * width + GROUP), rough[t].assign(rows, {}), found[t].assign(rows, {});
+        int64_t all = (int64_t)rows * panels_of(m.head);
+        listed.get<int32_t>(all), lengths.assign(4 * buffers.size(), 0);
+        limit = (int)std::max<int64_t>(1, all / (rows == 1 ? 3 : 8)), total = 0;       // measured: more is not worth it
+        return true;
+    }
+
+    // By all threads: f(row, to) writes the inputs of a row.  logits [rows, vocab]: afterwards of no use.
+    template <class F> void choose(Pool::Walk &walk, int thread, const Model &m, float *logits, F f) {
+        const Shortlist &s = *m.shortlist;
+        int all = panels_of(m.head), parts = 4 * walk.pool.num_threads;
+        auto bound = [&](int i) { return (int)((long)all * i / parts); };
+        Out coarse = {logits, (size_t)m.vocab, false}, added = {logits, (size_t)m.vocab, true};
+        Pool::rows(walk, rows, [&](int r) { prepare(s, m.head.inputs, r, buffers[thread].get<float>(0), f); });
+        Pool::parts(walk, parts, [&](int i) {
+            for (int p = bound(i), end = bound(i + 1); p < end; p += BLOCK) {
+                int last = std::min(end, p + BLOCK);
+                linear_part(s.few, few, rows, coarse, p, last), linear_part(s.rest, rest, rows, added, p, last);
+                for (int r = 0; r < rows; r++) note(m, logits, r, p, last, rough[thread][r]);
+            }
+        });
+        Pool::rows(walk, rows, [&](int r) {
+            Choice best;
+            for (auto &of_thread : rough) best.take(of_thread[r]);
+            decide(m, logits, r, best.id / PANEL, first[r]);
+        });
+        Pool::parts(walk, parts, [&](int i) {
+            int32_t *list = listed.get<int32_t>(0) + (size_t)bound(i) * rows, *to = list;
+            for (int r = 0; r < rows; r++)
+                for (int p = bound(i), end = bound(i + 1); p < end; p += BLOCK) {
+                    int last = std::min(end, p + BLOCK);
+                    if (!comes_up(m, logits, r, p, last)) continue;
+                    for (int at = p; at < last; at++)
+                        if (comes_up(m, logits, r, at, at + 1)) *to++ = r * all + at;
+                }
+            lengths[i] = (int)(to - list), total += lengths[i];
+        });
+        if (in_vain()) return;
+        Pool::parts(walk, parts, [&](int i) {
+            int at = (int)((long)total * i / parts), end = (int)((long)total * (i + 1) / parts);
+            for (int part = 0, before = 0; at < end; before += lengths[part++])
+                for (; at < std::min(end, before + lengths[part]); at++) {
+                    const int32_t *item = listed.get<int32_t>(0) + (size_t)bound(part) * rows + (at - before);
+                    if (at + 1 < std::min(end, before + lengths[part])) fetch_panel(m.head.segments[0], item[1] % all);
+                    int r = *item / all;
+                    decide(m, logits, r, *item % all, found[thread][r]);
+                }
+        });
+    }
+
+    // Once `choose` is over, on any thread: whether it was in vain, and all of the head has to be read.
+    bool in_vain() const { return total > limit; }
+
+    // The same afterwards: false, or the tokens.
+    bool end(int32_t *ids) {
+        if (in_vain()) {
+            given_up++, pause = next_pause, next_pause = std::min(2 * next_pause, 4096);
+            return false;
+        }
+        decided++, computed += total, next_pause = 1;
+        for (int r = 0; r < rows; r++) {
+            for (auto &of_thread : found) first[r].take(of_thread[r]);
+            ids[r] = first[r].id;
+        }
+        return true;
+    }
+
+private:
+    static constexpr int BLOCK = 16;    // panels
+    Forms exact_forms, few_forms, rest_forms;
+    Activations exact, few, rest;
+    std::vector<Buffer> buffers;                    // of a thread: a row, and the same in the order of the coarse head
+    std::vector<std::vector<Choice>> rough, found;  // of a thread, for each row: by the coarse head, by the exact one
+    std::vector<Choice> first;                      // of each row: what the exact head says where the coarse one is best
+    std::vector<float> reach;
+    Buffer listed;                                  // int32: row * panels + panel, each part of the panels from its own place on
+    std::vector<int> lengths;                       // of each part
+    std::atomic<int> total{0};
+    int rows = 0, width = 0, limit = 0, pause = 0, next_pause = 1;     // the last two in steps
+
+    template <class F> void prepare(const Shortlist &s, int inputs, int r, float *x, F f) {
+        float *ordered = x + width + GROUP;
+        f(r, x);
+        std::fill(x + inputs, x + width, 0.f), std::fill(ordered + inputs, ordered + width, 0.f);
+        for (int i = 0; i < inputs; i++) ordered[i] = x[s.order[i]];
+        store_activation_row(x, exact, r);
+        store_activation_row(ordered, few, r), store_activation_row(ordered + few.width, rest, r);
+        reach[r] = reach_of(s, inputs, ordered, r);
+        if (!(reach[r] < 1e15f)) total = limit + 1;             // not finite, or logits might not be
+    }
+
+    float reach_of(const Shortlist &s, int inputs, const float *ordered, int r) const {
+        double square[2] = {};
+        for (int i = 0; i < inputs; i++) square[i >= few.width] += (double)ordered[i] * ordered[i];
+        // An integer is at most half a step from what it stands for, and a little more where rounding was rounded.
+        double read = step_norm(exact.scale16, exact.groups, r) + step_norm(few.scale16, few.groups, r) + step_norm(rest.scale8, rest.groups, r);
+        // A sum of n products is off by less than n 2^-24 times the sum of their sizes.  With a group's offset apart, three
+        // products a group, and their sizes add up to less than 20 |c| |x|.
+        double rounding = (inputs + 60 * (few.groups + rest.groups) + 64) * 0x1p-24 * std::sqrt(square[0] + square[1]);
+        return (float)((std::sqrt(square[1]) + s.few_unit * std::sqrt(square[0]) + s.size_unit * (0.51 * read + rounding)) * 1.0001 + 1e-20);
+    }
+    static double step_norm(const float *scales, int groups, int r) {
+        double square = 0;
+        for (int g = 0; scales && g < groups; g++) square += (double)scales[r * groups + g] * scales[r * groups + g];
+        return std::sqrt(GROUP * square);
+    }
+
+    // f(column, lanes): [p, last) of a row in whole vectors, then column by column.
+    template <class F, class G> static void columns(const Model &m, int p, int last, F whole, G single) {
+        int i = p * PANEL, end = std::min(last * PANEL, m.vocab);
+        for (; i + LANES <= end; i += LANES) whole(i);
+        for (; i < end; i++) single(i);
+    }
+
+    static void note(const Model &m, const float *logits, int r, int p, int last, Choice &best) {
+        const float *x = logits + (size_t)r * m.vocab;
+        vf high = set1(best.logit);
+        float other = best.logit;
+        columns(m, p, last, [&](int i) { high = greater(load(x + i), high); }, [&](int i) { other = std::max(other, x[i]); });
+        if (std::max(largest(high), other) == best.logit) return;
+        for (int i = p * PANEL; i < std::min(last * PANEL, m.vocab); i++) best.take({x[i], i});
+    }
+
+    bool comes_up(const Model &m, const float *logits, int r, int p, int last) const {
+        const float *x = logits + (size_t)r * m.vocab, *error = m.shortlist->error;
+        float by = reach[r], least = first[r].logit;
+        vf high = set1(-std::numeric_limits<float>::infinity());
+        bool any = false;
+        columns(m, p, last, [&](int i) { high = greater(fma(load(error + i), set1(by), load(x + i)), high); },
+                [&](int i) { any |= std::fma(error[i], by, x[i]) >= least; });
+        return any || largest(high) >= least;
+    }
+
+    static void fetch_panel(const Segment &s, int panel) {
+        size_t bytes = panel_bytes(s.format, s.inputs);
+        for (size_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char *)s.weights + bytes * panel + b, 0, 0);
+    }
+
+    // The exact logits of a panel in place of the coarse ones.
+    void decide(const Model &m, float *logits, int r, int panel, Choice &best) const {
+        float *x = logits + (size_t)r * m.vocab;
+        linear_part(m.head, from_row(exact, r), 1, {x, (size_t)m.vocab, false}, panel, panel + 1);
+        for (int i = panel * PANEL; i < std::min((panel + 1) * PANEL, m.vocab); i++) best.take({x[i], i});
+    }
+};
+
+}  // namespace ms
