@@ -52,14 +52,15 @@ class NativeShortlist:
         )
         measures = np.empty((3, outputs), np.float32)
         library.ms_pack_coarse(engine, self.struct, head, measures.ctypes.data)
-        apart_few, apart_rest, size = measures.astype(np.float64)
-        units = [part.sum() / apart_rest.sum() if part.any() and apart_rest.any() else 1.0 for part in (apart_few, size)]
-        self.struct.few_unit, self.struct.size_unit = units
-        units = [self.struct.few_unit, self.struct.size_unit]  # as C++ sees them
-        error = np.maximum.reduce([apart_rest, apart_few / units[0], size / units[1]])
-        self.usable = bool(np.isfinite(measures).all() and np.isfinite(error).all())
-        self._error[:] = np.nextafter(error.astype(np.float32), np.float32(np.inf))
         self.nbytes = sum(part.nbytes for part in self._data) + self._error.nbytes + order.nbytes
+        self.usable = bool(np.isfinite(measures).all())
+        if not self.usable:
+            return
+        apart_few, apart_rest, size = measures.astype(np.float64)
+        struct = self.struct
+        struct.few_unit, struct.size_unit = (part.sum() / apart_rest.sum() for part in (apart_few, size))
+        error = np.maximum.reduce([apart_rest, apart_few / struct.few_unit, size / struct.size_unit])
+        self._error[:] = np.nextafter(error.astype(np.float32), np.float32(np.inf))
 
 
 def probe(vocab_size: int) -> StepBatch:

@@ -1,7 +1,8 @@
-"""Greedy tokens that a coarse head leaves a shortlist of: those of all logits, to the bit, whatever weights and rows."""
+"""Greedy tokens by way of a shortlist: those of all logits, to the bit, whatever weights and rows."""
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class Head:
     def drawn(self, tokens: list[int], made: Any = None) -> tuple[list[int], list[int]]:
         """(ids, rows that failed), by the shortlist where that is possible."""
         draw = prepare_draw(made or plan(len(tokens), temperature=np.zeros(len(tokens))), len(tokens), self.vocab)
-        self.struct.shortlist = None if self.shortlist is None else abi.c.pointer(self.shortlist.struct)
+        self.struct.shortlist = None if self.shortlist is None else ctypes.pointer(self.shortlist.struct)
         self.ops.step(self.struct, self.ops.prepare(rows(tokens)), draw)
         found = draw.read()
         return found.token_ids, [row for row, _ in found.failed]

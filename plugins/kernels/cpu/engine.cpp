@@ -1,7 +1,6 @@
 // One step of a Llama-like network in one call, and each of its operators by itself.
 #include "attention.hpp"
 #include "draw.hpp"
-#include "linear.hpp"
 #include "shortlist.hpp"
 #include "stream.hpp"
 #include <ctime>
@@ -40,8 +39,9 @@ class Engine {
 public:
     Pool pool;
     Forms shared;
+    Shortlister shortlister;
     explicit Engine(int threads)
-        : pool(threads), scratch(threads), rows(threads), own(threads), drawers(threads), crowded_until(threads), shortlister(threads),
+        : pool(threads), shortlister(threads), scratch(threads), rows(threads), own(threads), drawers(threads), crowded_until(threads),
           stream([](void *engine, Job &job) { ((Engine *)engine)->run(job, true); }, this) {}
     Stream<Job> &steps() { return stream; }
 
@@ -261,8 +261,6 @@ public:
             for (int i = 0; i < m.hidden; i++) to[i] += (double)row[i] * row[i];
         }
     }
-
-    Shortlister shortlister;
 
 private:
     struct Span { int unit, index; };

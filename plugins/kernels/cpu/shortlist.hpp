@@ -153,7 +153,7 @@ public:
     }
 
 private:
-    static constexpr int BLOCK = 16;    // panels
+    static constexpr int BLOCK = 16;                // panels: their logits stay in the first cache
     Forms exact_forms, few_forms, rest_forms;
     Activations exact, few, rest;
     std::vector<Buffer> buffers;                    // of a thread: a row, and the same in the order of the coarse head
@@ -192,7 +192,7 @@ private:
         return std::sqrt(GROUP * square);
     }
 
-    // f(column, lanes): [p, last) of a row in whole vectors, then column by column.
+    // The columns of panels [p, last): whole(first of LANES), then single(column).
     template <class F, class G> static void columns(const Model &m, int p, int last, F whole, G single) {
         int i = p * PANEL, end = std::min(last * PANEL, m.vocab);
         for (; i + LANES <= end; i += LANES) whole(i);
