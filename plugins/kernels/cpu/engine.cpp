@@ -329,13 +329,13 @@ void ms_shortlisted(Engine *e, int64_t *to) {
 }
 
 void ms_embed(Engine *e, const Table *t, const int32_t *ids, int count, float *out) {
-    e->pool.run([&](Walk &walk, int thread) {
+    e->pool.run([&](Walk &walk, int) {
         Pool::rows(walk, count, [&](int i) { Engine::embed(*t, ids[i], out + (size_t)i * t->width); });
     });
 }
 
 void ms_rms_norm(Engine *e, const float *x, const float *weight, int count, int width, float eps, float *out) {
-    e->pool.run([&](Walk &walk, int thread) {
+    e->pool.run([&](Walk &walk, int) {
         Pool::rows(walk, count, [&](int i) { rms_norm_row(x + (size_t)i * width, weight, width, eps, out + (size_t)i * width); });
     });
 }
@@ -363,13 +363,13 @@ void ms_norm_heads(Engine *e, float *qkv, int count, int num_heads, int num_kv_h
                    const float *key, float eps) {
     Heads h = {num_heads, num_kv_heads, dim, dim, 1};
     size_t width = (size_t)(num_heads + 2 * num_kv_heads) * dim;
-    e->pool.run([&](Walk &walk, int thread) {
+    e->pool.run([&](Walk &walk, int) {
         Pool::rows(walk, count, [&](int t) { Engine::head_norms(qkv + t * width, h, query, key, eps); });
     });
 }
 
 void ms_silu_mul(Engine *e, const float *gate_up, int count, int width, float *out) {
-    e->pool.run([&](Walk &walk, int thread) {
+    e->pool.run([&](Walk &walk, int) {
         Pool::rows(walk, count, [&](int t) {
             const float *x = gate_up + (size_t)t * 2 * width;
             silu_mul_row(x, x + width, width, out + (size_t)t * width);
