@@ -3,10 +3,12 @@
     python benchmarks/native_kernels.py [--rows 1 4 16 64] [--context 192] [--contexts 512 2048] [--prefill 1024]
         [--formats torch auto fast] [--threads N] [--repeats 15] [--cpu-time] [--json FILE]
 
-Bare steps: a batch that has been built, to logits.  ``--contexts`` adds steps of one row behind so many tokens.  Times
-are the least and the median of the repeats, milliseconds.  ``floor`` is the time in which the machine reads what the
-step has to read at least, the packed weights of that format and the keys and values, measured in turn with the steps
-by threads that do nothing else; in brackets the share of the step's median that it is.
+Bare steps: a batch that has been built, to the best token of each row.  What lies behind has been computed.
+``--contexts`` adds steps of one row behind so many tokens.  Times are the least and the median of the repeats,
+milliseconds.  ``floor`` is the time in which the machine reads what the step has to read at least, the packed weights
+of that format and the keys and values, measured in turn with the steps by threads that do nothing else; in brackets the
+share of the step's median that it is.  Where a shortlist finds the best token, the weights of the floor are those of
+the coarse head; ``whole`` is the floor with all of the head, which other ways to decode have to read.
 ``--cpu-time`` counts the processor time of one thread instead of wall time: it says what the code costs on a machine
 that others are using too.
 """
@@ -19,6 +21,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +31,8 @@ from parts.steps import FORMATS, blocks_for, load, network_of, step
 
 from mainspring.plugins.executors.batch import StepBatch
 from mainspring.plugins.executors.native import NativeExecutor
+from mainspring.plugins.executors.native_draw import prepare_draw
+from mainspring.samplers.plan import SamplingPlan
 
 
 class Point(NamedTuple):
@@ -43,8 +48,16 @@ class Point(NamedTuple):
 
     def batch(self) -> StepBatch:
         """The step."""
-        ids = (np.arange(self.rows * self.count) * 7919 % 40000).reshape(self.rows, self.count).tolist()
-        return step([(self.context, row) for row in ids])
+        return step([(self.context, row) for row in self._ids(self.count, 0)])
+
+    def before(self) -> StepBatch | None:
+        """What computes that which lies behind."""
+        if not self.context:
+            return None
+        return step([(0, row) for row in self._ids(self.context, 5)], room=self.context + self.count)
+
+    def _ids(self, count: int, first: int) -> list[list[int]]:
+        return (np.arange(first, first + self.rows * count) * 7919 % 40000).reshape(self.rows, count).tolist()
 
 
 class Format:
@@ -54,36 +67,69 @@ class Format:
         self._executor = load(name, threads, num_blocks)  # keeps the network's memory
         self.network = network_of(self._executor)
         self._room = np.ones(0, np.float32)
+        self._saved = 0  # floats that a shortlist leaves unread
         self.native = FORMATS[name][0] is NativeExecutor
 
     def prepare(self, point: Point) -> None:
-        """Make room to read as much as a step at ``point`` does."""
-        ops, kv = self.network.ops, self.network.ops.kv
+        """Compute what lies behind ``point``; make room to read as much as its step does."""
+        before = point.before()
+        if before is not None:
+            self.network.forward(before)
+        if not self.native:
+            return
+        ops, kv, shortlist = self.network.ops, self.network.ops.kv, self.network.shortlist
         weights = ops.weight_bytes() - self.network.model.embedding.nbytes  # of the embedding, rows only
+        coarse = 0 if shortlist is None else shortlist.nbytes
         heads = kv.num_kv_heads * ops.kv_shape.num_layers * point.rows * (point.context + point.count)
         tokens = heads * 2 * kv.padded_dim * ops.keys.element_size()
-        self._room = np.ones((weights + tokens) // 4, np.float32)
+        self._room = np.ones((weights - coarse + tokens) // 4, np.float32)
+        self._saved = 0 if shortlist is None else (self.network.model.head.nbytes - coarse) // 4
+
+    def step(self, batch: StepBatch) -> Callable[[], object]:
+        """What computes it, to the best token of each row."""
+        if not self.native:
+            return lambda: self.network.forward(batch).argmax(-1)
+        ops, model, rows = self.network.ops, self.network.struct, len(batch.logits_rows)
+        return partial(ops.step, model, ops.prepare(batch), prepare_draw(greedy_plan(rows), rows, model.vocab))
 
     def read(self) -> None:
-        """As many bytes, on all threads."""
+        """As many bytes as it has to, on all threads."""
+        self._read(self._room.size - self._saved)
+
+    def read_whole(self) -> None:
+        """The same with all of the head."""
+        self._read(self._room.size)
+
+    def _read(self, count: int) -> None:
         ops = self.network.ops
-        ops._library.ms_read(ops._engine, self._room.ctypes.data, self._room.size)
+        ops._library.ms_read(ops._engine, self._room.ctypes.data, count)
+
+
+def greedy_plan(rows: int) -> SamplingPlan:
+    """The best token of so many rows."""
+    ones, none = np.ones(rows, np.float32), np.zeros(0, np.int64)
+    zeros = np.zeros(rows, np.float32)
+    return SamplingPlan(
+        temperature=zeros, top_k=np.zeros(rows, np.int32), top_p=ones, min_p=zeros, uniform=np.zeros(rows),
+        greedy=np.ones(rows, np.bool_), banned_rows=none, banned_ids=none,
+    )  # fmt: skip
 
 
 def measure(
     formats: dict[str, Format], point: Point, repeats: int, clock: Callable[[], float]
 ) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds of ``step`` and ``floor`` by format, all in turn."""
+    """Milliseconds of ``step`` and, of native formats, ``floor`` and ``whole`` by format, all in turn."""
     batch = point.batch()
-    out: dict[str, dict[str, list[float]]] = {name: {"step": [], "floor": []} for name in formats}
-    for kind in formats.values():
+    out: dict[str, dict[str, list[float]]] = {name: {"step": [], "floor": [], "whole": []} for name in formats}
+    calls: dict[str, dict[str, Callable[[], object]]] = {}
+    for name, kind in formats.items():
+        kind.prepare(point)
+        calls[name] = {"step": kind.step(batch)}
         if kind.native:
-            kind.prepare(point)
+            calls[name] |= {"floor": kind.read, "whole": kind.read_whole}
     for repeat in range(repeats + 1):
-        for name, kind in formats.items():
-            for what, call in (("step", lambda kind=kind: kind.network.forward(batch)), ("floor", kind.read)):
-                if what == "floor" and not kind.native:
-                    continue
+        for name in formats:
+            for what, call in calls[name].items():
                 begun = clock()
                 call()
                 if repeat:  # the first warms up
@@ -93,9 +139,13 @@ def measure(
 
 def cell(times: dict[str, list[float]]) -> str:
     """For people."""
-    middle, floor = statistics.median(times["step"]), statistics.median(times["floor"] or [0])
-    behind = f", floor {floor:.2f} ({100 * floor / middle:.0f} %)" if floor else ""
-    return f"{min(times['step']):.2f} ({middle:.2f}){behind}"
+    middle = statistics.median(times["step"])
+    floors = [
+        f", {name} {100 * statistics.median(times[name]) / middle:.0f} %"
+        for name in times
+        if name != "step" and times[name]
+    ]
+    return f"{min(times['step']):.2f} ({middle:.2f}){''.join(floors)}"
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ class ServeCommand:
         )
 
     def run(self, args: argparse.Namespace) -> int:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _exit)  # until the event loop runs
         args.config = config_path(args)  # a reload reads the same file, or says that it is gone
         loaded = load_config(args)
         logs.setup(loaded.config.log)
@@ -57,6 +60,11 @@ class ServeCommand:
         engine = Engine(loaded.config, gateways=True, progress=progress)
         engine.reread = lambda: load_config(args).config
         return run(serve(engine))
+
+
+def _exit(number: int, _frame: object) -> None:
+    """End as other errors do, not at once: compilers of the kernels would go on, and leave what they made."""
+    sys.exit(128 + number)
 
 
 async def serve_experiment(served: Served) -> int:

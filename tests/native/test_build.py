@@ -240,6 +240,10 @@ Engine(overrides=["journal.path=", "scheduler.use=none"], make_executor={make_ex
             "KeyboardInterrupt",
         ),
         ("Engine(overrides=['journal.path=', 'scheduler.use=none'])", "there is no such scheduler"),
+        (
+            "serve.config_path = lambda args: signal.raise_signal(signal.SIGTERM); serves()",
+            "ended with 143",
+        ),
     ],
 )
 def test_an_exit_leaves_no_folder_and_no_process(
@@ -247,8 +251,9 @@ def test_an_exit_leaves_no_folder_and_no_process(
 ) -> None:
     log = compiler(HANGS)
     code = f"""
-import pathlib, signal, time
+import argparse, pathlib, signal, sys, time
 from mainspring import Engine
+from mainspring.plugins.cli import serve
 from mainspring.plugins.executors import native_build
 from mainspring.plugins.settings import Config
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
@@ -257,6 +262,13 @@ native_build.NVIDIA = pathlib.Path("/nowhere")
 native_build.begin(Config())
 while pathlib.Path({str(log)!r}).read_text().count("pid") < 4:
     time.sleep(0.01)
+
+def serves():
+    try:
+        serve.ServeCommand().run(argparse.Namespace())
+    except SystemExit as end:
+        sys.exit(f"ended with {{end.code}}")
+
 {ends}
 """
     assert said in python(code).stderr
