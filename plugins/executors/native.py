@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,8 +44,21 @@ FEW_TOKENS, FEW_ENTRIES = 64, 2048
 SPAN, UNIT_ROWS = 128, 24
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of ``native``."""
+
+    shortlist: bool = True  # whether a coarse copy of a large head finds the best tokens
+
+
 class NativeExecutor(OverlappingExecutor):
     """Steps of the native kernels.  What the kernels cannot run goes to torch, which one line says."""
+
+    def __init__(
+        self, options: Options | None, config: Config, opened: Checkpoint | ForeignFolder | None = None
+    ) -> None:
+        super().__init__(None, config, opened)
+        self.options = options or Options()
 
     def load(self, progress: Callable[[str], None]) -> ExecutorInfo:
         """See ``TorchExecutor.load``."""
@@ -64,7 +78,7 @@ class NativeExecutor(OverlappingExecutor):
             return super().load(progress)
         threads = config.executor.threads or usable_cores()
         torch.set_num_threads(threads)
-        backend = NativeBackend(config, formats, library, threads)
+        backend = NativeBackend(config, formats, library, threads, self.options.shortlist)
         self._loaded = loaded = load_family(config, opened, formats, progress, backend)
         return self.info(loaded, f"native kernels ({kind.name}), {threads_in_words(threads)}", formats)
 
@@ -130,8 +144,11 @@ def native_trouble(model: Checkpoint | ForeignFolder) -> str | None:
 class NativeBackend(Backend):
     """``NativeOps`` for families.  ``formats`` are ``NativeFormats`` throughout."""
 
-    def __init__(self, config: Config, formats: NativeFormats, library: Any, threads: int) -> None:
+    def __init__(
+        self, config: Config, formats: NativeFormats, library: Any, threads: int, shortlist: bool = True
+    ) -> None:
         self.config, self.formats, self._library, self.threads = config, formats, library, threads
+        self.shortlist = shortlist
 
     def workspace_bytes(self, model: LlamaConfig, max_context: int) -> int:
         """Intermediate results and logits of the largest step, what its threads find in spans of long contexts, and
@@ -140,6 +157,7 @@ class NativeBackend(Backend):
         tokens, widest = limits.token_budget, max(model.hidden_size, model.q_size, model.ffn_size)
         rows = model.hidden_size + 2 * model.q_size + 2 * model.kv_size + 2 * model.ffn_size + 2 * widest
         logits = min(limits.max_running, tokens) * model.vocab_size
+        logits += logits // 16 if self.shortlist else 0  # its lists
         found = self._units(model, tokens) * -(-max_context // SPAN) * UNIT_ROWS * (self._padded(model) + 2)
         return 4 * (tokens * rows + logits + found + max_context * model.head_dim)
 
@@ -164,7 +182,7 @@ class NativeBackend(Backend):
             weights=formats.kept,
             int8_activations=formats.fast,
         )
-        return NativeNetwork(Llama(model, read, ops), ops), ops
+        return NativeNetwork(Llama(model, read, ops), ops, self.shortlist), ops
 
     def read(self, checkpoint: Checkpoint, formats: Formats, progress: Callable[[str], None]) -> Read:
         if self.formats.numbers is not None:
@@ -187,7 +205,8 @@ class NativeBackend(Backend):
             if not embedding or model.tied:
                 kept_as = kept_format(stored, self.formats.kept)
                 total += self._library.ms_segment_bytes(kept_as, *shape)
-                if (embedding or name == "lm_head.weight") and worth_it(kept_as, *shape):
+                head = embedding or name == "lm_head.weight"
+                if head and self.shortlist and worth_it(kept_as, *shape):
                     total += shortlist_bytes(self._library, *shape)
         return total
 
@@ -204,4 +223,4 @@ def stored_bytes(stored: str, shape: tuple[int, ...]) -> int:
 @hookimpl
 def register_executors(register: Register) -> None:
     """Offer this executor as ``executor.use = "native"``."""
-    register("native", NativeExecutor)
+    register("native", NativeExecutor, Options)

@@ -86,7 +86,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ms_close": (None, [_P]),
     "ms_segment_bytes": (_L, [_I, _I, _I]),
     "ms_pack": (None, [_P, c.POINTER(Segment), _I, _P, _L, _P]),
-    "ms_energies": (None, [_P, c.POINTER(Model), c.POINTER(Batch), _P]),
+    "ms_energies": (c.c_bool, [_P, c.POINTER(Model), c.POINTER(Batch), _P]),
     "ms_pack_coarse": (None, [_P, c.POINTER(Shortlist), c.POINTER(Segment), _P]),
     "ms_shortlisted": (None, [_P, c.POINTER(_L)]),
     "ms_embed": (None, [_P, c.POINTER(Table), _P, _I, _P]),

@@ -130,16 +130,16 @@ class NativeOps:
     def shortlist(self, model: abi.Model) -> NativeShortlist | None:
         """What finds greedy tokens of ``model`` sooner than its head, where that pays and can be."""
         head = model.head.segments[0]
-        if model.head.num_segments > 1 or head.bias or not worth_it(head.format, head.outputs, head.inputs):
+        plain = model.head.num_segments == 1 and not head.bias and not model.head.int8_activations
+        if not plain or not worth_it(head.format, head.outputs, head.inputs):
             return None
         energies = np.empty(model.hidden)
         step = self.prepare(probe(model.vocab))
-        self._library.ms_energies(self._engine, model, step.struct, energies.ctypes.data)
+        if not self._library.ms_energies(self._engine, model, step.struct, energies.ctypes.data):
+            raise MemoryError("no memory for a step of the network")
         made = NativeShortlist(self._library, self._engine, self._room, head, order_of(energies))
-        if not made.usable:
-            return None
-        self._weight_bytes += made.nbytes
-        return made
+        self._weight_bytes += made.nbytes  # it is taken, whether of use or not
+        return made if made.usable else None
 
     def shortlisted(self) -> tuple[int, int, int]:
         """Steps whose tokens a shortlist found, steps in which it was too long, and panels of 16 or 32 logits computed

@@ -58,13 +58,15 @@ class NativeShortlist:
             return
         apart_few, apart_rest, size = measures.astype(np.float64)
         struct = self.struct
-        struct.few_unit, struct.size_unit = (part.sum() / apart_rest.sum() for part in (apart_few, size))
+        # With any units it is right, with such that all three weigh alike it is closest.
+        ratios = [part.sum() / apart_rest.sum() for part in (apart_few, size)]
+        struct.few_unit, struct.size_unit = np.clip(ratios, 1e-4, 1e4)
         error = np.maximum.reduce([apart_rest, apart_few / struct.few_unit, size / struct.size_unit])
         self._error[:] = np.nextafter(error.astype(np.float32), np.float32(np.inf))
 
 
 def probe(vocab_size: int) -> StepBatch:
-    """A step of single tokens from all over the vocabulary that see nothing but themselves and are written nowhere."""
+    """A step of single tokens from all over the vocabulary that attend to nothing and are written nowhere."""
     tokens = min(PROBES, vocab_size)
     nothing = np.zeros(tokens, np.int32)
     ids = (np.arange(tokens) * (vocab_size // tokens)).astype(np.int32)

@@ -16,7 +16,8 @@ class NativeNetwork:
     """Implements ``loaded.Network``.  ``Llama`` holds the weights; its ``forward`` is what the one call is tested
     against, operator by operator."""
 
-    def __init__(self, model: Llama, ops: NativeOps) -> None:
+    def __init__(self, model: Llama, ops: NativeOps, shortlist: bool = True) -> None:
+        """``shortlist``: whether there is one where it pays."""
         self.model, self.ops = model, ops
         model.head.struct.int8_activations = 0  # its results are the logits themselves
         config = model.config
@@ -35,7 +36,7 @@ class NativeNetwork:
             config.norm_eps,
         )  # fmt: skip
 
-        self.shortlist = ops.shortlist(self.struct)
+        self.shortlist = ops.shortlist(self.struct) if shortlist else None
         if self.shortlist is not None:
             self.struct.shortlist = ctypes.pointer(self.shortlist.struct)
 

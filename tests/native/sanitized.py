@@ -82,10 +82,11 @@ class Run:
             linears.append(abi.Linear(part, 1, self.vocab, width, int(kept_as == abi.Q4_HALF)))
             self.kept += [panels, part]
         order, measures = self.random.permutation(self.hidden).astype(np.int32), np.empty((3, self.vocab), np.float32)
-        error = np.full(self.vocab, self.random.choice([0, 0.01, 10]), np.float32)
+        error = np.zeros(self.vocab, np.float32)
         made = abi.Shortlist(*linears, order.ctypes.data, error.ctypes.data, 1.0, 1.0)
         self._library.ms_pack_coarse(self.engine, c.byref(made), c.byref(segment), measures.ctypes.data)
-        assert np.isfinite(measures).all()
+        if self.random.integers(2):  # else lists are short, and tokens may be wrong
+            error[:] = measures.max(0)
         self.kept += [order, error, made]
         return c.pointer(made)
 
@@ -207,15 +208,15 @@ def main() -> None:
     """As the docstring says."""
     library = abi.load(Path(sys.argv[1]))
     random = np.random.default_rng(int(sys.argv[2]))
-    shortlisted = 0
-    for _ in range(int(sys.argv[3])):
+    shortlisted, rounds = 0, int(sys.argv[3])
+    while rounds > 0 or not shortlisted:
+        rounds -= 1
         run = Run(library, random)
         run.steps()
         counts = (c.c_int64 * 3)()
         library.ms_shortlisted(run.engine, counts)
         shortlisted += counts[0]
         library.ms_close(run.engine)
-    assert shortlisted or int(sys.argv[3]) < 8
     print("clean")
 
 

@@ -14,12 +14,16 @@ from tests.native.test_draw import plan
 from tests.native.test_matrices import LIBRARIES, make, random_blocks
 from tests.native_kernels import native_library
 
+from mainspring.core.config import AllocatorConfig
 from mainspring.plugins.executors import native_abi as abi
 from mainspring.plugins.executors import native_shortlist
 from mainspring.plugins.executors.batch import StepBatch
+from mainspring.plugins.executors.native import NativeExecutor, Options
 from mainspring.plugins.executors.native_draw import prepare_draw
 from mainspring.plugins.executors.native_shortlist import FEW
+from mainspring.plugins.executors.native_step import NativeNetwork
 from mainspring.plugins.models.blocks import BlockMatrix, Matrix
+from mainspring.plugins.settings import Config
 
 Floats = Any
 
@@ -114,13 +118,16 @@ def test_blocks(kind: str, hidden: int) -> None:
     large=st.integers(0, 40),
     scales=st.lists(st.sampled_from([0, 1e-30, 1e-6, 1, 300, 1e12]), min_size=1, max_size=3),
     coarse=st.booleans(),
+    size=st.sampled_from([1e-37, 1e-35, 1e-33, 1e-30, 1e-10, 1, 1e6]),
 )
 def test_any_weights(
-    seed: int, vocab: int, hidden: int, kept_as: str, large: int, scales: list[float], coarse: bool
+    seed: int, vocab: int, hidden: int, kept_as: str, large: int, scales: list[float], coarse: bool, size: float
 ) -> None:
-    """Outputs of very different sizes, equal ones, zeros, and weights that 4 bits hold exactly."""
+    """Outputs of very different sizes, equal ones, zeros, and weights that 4 bits hold exactly; rows of any size, also
+    such that matrices of integers read nothing of them."""
     random = np.random.default_rng(seed)
     inputs, weight = spread(vocab, hidden, seed, large)
+    inputs *= np.float32(size)
     weight[random.integers(0, vocab, vocab // 3)] = weight[random.integers(0, vocab, vocab // 3)]
     if coarse:
         weight = np.clip(np.round(weight * 4), -8, 7) / 8
@@ -211,6 +218,16 @@ def test_whoever_wants_more_than_the_best_token_gets_it_from_all_logits() -> Non
     assert head.ops.shortlisted()[0] == 1
 
 
+def test_rows_that_vanish_in_integers() -> None:
+    """The coarse head reads zeros where float32 reads 1e-33."""
+    random = np.random.default_rng(0)
+    weight = np.where(random.integers(2, size=(320, 128)), -1, 1).astype(np.float32)
+    for scale in (1e-37, 1e-35, 5e-34):
+        head = Head(random.standard_normal((320, 128)) * scale, torch.from_numpy(weight))
+        for token in range(100):
+            head.check([token])
+
+
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e38])
 def test_weights_that_are_no_use_make_no_shortlist(value: float) -> None:
     inputs, weight = spread(320, 96, seed=7)
@@ -224,3 +241,20 @@ def test_heads_that_are_small_already_get_none(kept_as: str, hidden: int) -> Non
     head = Head(inputs, torch.from_numpy(weight), kept_as)
     assert head.shortlist is None
     head.check([1, 2, 3])
+
+
+@pytest.mark.slow
+def test_it_can_be_switched_off() -> None:
+    """The embedded model's executor says what it takes either way, and tokens do not depend on it."""
+    native_library()
+    weights = {}
+    for shortlist in (True, False):
+        executor = NativeExecutor(Options(shortlist=shortlist), Config(allocator=AllocatorConfig(num_blocks=16)))
+        info = executor.load(print)
+        assert executor._loaded is not None and isinstance(executor._loaded.network, NativeNetwork)
+        network = executor._loaded.network
+        assert (network.shortlist is not None) == shortlist
+        assert info.memory["weights"] == network.ops.weight_bytes()
+        weights[shortlist] = network.ops.weight_bytes()
+        executor.close()
+    assert 15 << 20 < weights[True] - weights[False] < 20 << 20

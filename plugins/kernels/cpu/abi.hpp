@@ -56,8 +56,8 @@ struct Layer {
     int32_t window, pad;                        // tokens a token sees, itself included; 0: all
 };
 
-struct Shortlist {                  // a coarse head, see shortlist.hpp
-    Linear few, rest;               // of the 32 inputs that come first in the order, in 8 bits; of the others, in 4
+struct Shortlist {                  // a coarse head, and how wrong it may be; see shortlist.hpp
+    Linear few, rest;               // of the inputs that come first in the order, in 8 bits; of the others, in 4
     const int32_t *order;           // [hidden] inputs of the head
     const float *error;             // [vocab]
     float few_unit, size_unit;

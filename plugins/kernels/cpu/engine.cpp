@@ -203,7 +203,8 @@ public:
             }
             auto last = normed(x, b.logits_rows, hidden, m.norm, m.eps);
             if (chosen) shortlister.choose(walk, thread, m, logits, last);
-            if (logits && !(chosen && !shortlister.in_vain())) linear(v, m.head, b.num_logits, {logits, (size_t)m.vocab, false}, last);
+            bool whole = logits && (!chosen || shortlister.in_vain());
+            if (whole) linear(v, m.head, b.num_logits, {logits, (size_t)m.vocab, false}, last);
         });
         return chosen && shortlister.end(best);
     }
@@ -305,10 +306,15 @@ void ms_pack(Engine *e, const Segment *s, int source, const void *rows, int64_t 
     });
 }
 
-// Computes the step and leaves out the head; see Engine::energies.
-void ms_energies(Engine *e, const Model *m, const Batch *b, double *to) {
-    e->step(*m, *b, nullptr, false, nullptr);
-    e->energies(*m, *b, to);
+// Computes the step and leaves out the head; see Engine::energies.  False where there is no memory for it.
+bool ms_energies(Engine *e, const Model *m, const Batch *b, double *to) {
+    try {
+        e->step(*m, *b, nullptr, false, nullptr);
+        e->energies(*m, *b, to);
+        return true;
+    } catch (const std::bad_alloc &) {
+        return false;
+    }
 }
 
 // Packs the coarse head `s` of a head of one segment.  measures: [3][outputs], see pack_coarse.

@@ -47,13 +47,17 @@ static inline int need_of(const Linear &l) {
 static inline uint16_t to_half(float f) { _Float16 h = (_Float16)f; uint16_t b; memcpy(&b, &h, 2); return b; }
 
 // 32 floats as 4 bits with d and m, or 8 bits with d, both rounded to half precision before the integers are chosen.
+// Where one is not finite nothing of the group is.
 [[gnu::noinline]] static inline Group32 quantise_weights(const float *v, int bits) {
     Group32 g;
-    vf low = load(v), high = low;
-    for (int i = LANES; i < GROUP; i += LANES) low = lesser(low, load(v + i)), high = greater(high, load(v + i));
-    float least = -largest(-low), most = largest(high);
+    vf low = load(v), high = low, odd = {};
+    for (int i = 0; i < GROUP; i += LANES) {
+        vf x = load(v + i);
+        low = lesser(low, x), high = greater(high, x), odd = fma(x, vf{}, odd);
+    }
+    float least = -largest(-low), most = largest(high), nan = sum(odd);
     g.m = bits == 4 ? (float)(_Float16)least : 0.f;
-    float d = (float)(_Float16)(bits == 4 ? (most - g.m) / 15 : std::max(-least, most) / 127);
+    float d = (float)(_Float16)(bits == 4 ? (most - g.m) / 15 : std::max(-least, most) / 127) + nan;
     vi lowest = set1(bits == 4 ? 0 : -127), highest = set1(bits == 4 ? 15 : 127);
     for (int i = 0; i < GROUP; i += LANES) {
         vi q = d > 0 ? nearest((load(v + i) - g.m) / d) : vi{};

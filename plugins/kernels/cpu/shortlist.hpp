@@ -1,14 +1,16 @@
 // The best token of a row without reading all of the head.
 //
 // A coarse head says roughly how large each logit is: the 32 inputs that tend to be largest in 8 bits, the others in 4.
-// How far it may be off is known, since for the weights w of an output, c of the coarse head, and a row x
+// How far it may be off is known, since for the weights w of an output, c of the coarse head, and a row x (Cauchy-Schwarz,
+// the norms Euclidean, `lost` what activations lose as integers and sums by rounding)
 //
-//   |exact - coarse| <= |w - c|_few |x|_few + |w - c|_rest |x|_rest + max(|w|, |c|) (|x - what matrices read of it| + rounding)
+//   |exact - coarse| <= |w - c|_few |x|_few + |w - c|_rest |x|_rest + max(|w|, |c|) lost
+//                    <= error * reach
+//   error = max(|w - c|_rest, |w - c|_few / few_unit, max(|w|, |c|) / size_unit)       of an output, executors/native_shortlist.py
+//   reach = |x|_rest + few_unit |x|_few + size_unit lost                               of a row, with any units
 //
-// with Euclidean norms (Cauchy-Schwarz).  An output's error is the largest of its three norms, each in a unit of its own,
-// and a row's reach the sum of the factors in these units, so error * reach is no less.  The best token is where coarse +
-// error * reach comes up to the exact logit of the coarse best.  Panels with such an output are computed as they would
-// have been among all, and the best of them is the best of all, to the bit.
+// The best token is where coarse + error * reach comes up to the exact logit of the coarse best.  Panels with such an
+// output are computed as they would have been among all, and the best of them is the best of all, to the bit.
 #pragma once
 #include "forms.hpp"
 #include "pool.hpp"
@@ -67,7 +69,7 @@ static inline void pack_coarse(const Shortlist &s, const Segment &head, int outp
         }
     }
     float squares[3] = {sum(apart[0]), sum(apart[1]), std::max(sum(exact), sum(coarse))};
-    for (int i = 0; i < 3; i++)                     // up by more than float32 has lost
+    for (int i = 0; i < 3; i++)                     // up by more than sums lose, and squares that are too small for float32
         measures[i * (size_t)head.outputs + output] = std::sqrt(squares[i]) * (1 + 1e-4f) + 1e-18f;
 }
 
@@ -83,62 +85,32 @@ public:
         if (pause > 0) return pause--, false;
         exact = exact_forms.activations(m.head, num_rows);
         few = few_forms.activations(m.shortlist->few, num_rows), rest = rest_forms.activations(m.shortlist->rest, num_rows);
-        rows = num_rows, width = few.width + rest.width, reach.assign(rows, 0), first.assign(rows, {});
+        rows = num_rows, panels = panels_of(m.head), parts = 4 * (int)buffers.size();
+        reach.assign(rows, 0), first.assign(rows, {}), listed.resize((size_t)rows * panels), lengths.assign(parts, 0);
         for (size_t t = 0; t < buffers.size(); t++)
-            buffers[t].get<float>(2 * width + GROUP), rough[t].assign(rows, {}), found[t].assign(rows, {});
-        int64_t all = (int64_t)rows * panels_of(m.head);
-        listed.get<int32_t>(all), lengths.assign(4 * buffers.size(), 0);
-        limit = (int)std::max<int64_t>(1, all / (rows == 1 ? 3 : 8)), total = 0;       // measured: more is not worth it
+            buffers[t].get<float>(2 * padded()), rough[t].assign(rows, {}), found[t].assign(rows, {});
+        // Measured: reading all of the head costs less than longer lists.
+        limit = (int)std::max<int64_t>(1, (int64_t)rows * panels / (rows == 1 ? 3 : 8)), total = 0;
         return true;
     }
 
     // By all threads: f(row, to) writes the inputs of a row.  logits [rows, vocab]: afterwards of no use.
     template <class F> void choose(Pool::Walk &walk, int thread, const Model &m, float *logits, F f) {
-        const Shortlist &s = *m.shortlist;
-        int all = panels_of(m.head), parts = 4 * walk.pool.num_threads;
-        auto bound = [&](int i) { return (int)((long)all * i / parts); };
-        Out coarse = {logits, (size_t)m.vocab, false}, added = {logits, (size_t)m.vocab, true};
-        Pool::rows(walk, rows, [&](int r) { prepare(s, m.head.inputs, r, buffers[thread].get<float>(0), f); });
-        Pool::parts(walk, parts, [&](int i) {
-            for (int p = bound(i), end = bound(i + 1); p < end; p += BLOCK) {
-                int last = std::min(end, p + BLOCK);
-                linear_part(s.few, few, rows, coarse, p, last), linear_part(s.rest, rest, rows, added, p, last);
-                for (int r = 0; r < rows; r++) note(m, logits, r, p, last, rough[thread][r]);
-            }
-        });
+        Pool::rows(walk, rows, [&](int r) { prepare(m, r, buffers[thread].get<float>(0), f); });
+        Pool::parts(walk, parts, [&](int i) { estimate(m, logits, i, rough[thread]); });
         Pool::rows(walk, rows, [&](int r) {
             Choice best;
             for (auto &of_thread : rough) best.take(of_thread[r]);
             decide(m, logits, r, best.id / PANEL, first[r]);
         });
-        Pool::parts(walk, parts, [&](int i) {
-            int32_t *list = listed.get<int32_t>(0) + (size_t)bound(i) * rows, *to = list;
-            for (int r = 0; r < rows; r++)
-                for (int p = bound(i), end = bound(i + 1); p < end; p += BLOCK) {
-                    int last = std::min(end, p + BLOCK);
-                    if (!comes_up(m, logits, r, p, last)) continue;
-                    for (int at = p; at < last; at++)
-                        if (comes_up(m, logits, r, at, at + 1)) *to++ = r * all + at;
-                }
-            lengths[i] = (int)(to - list), total += lengths[i];
-        });
-        if (in_vain()) return;
-        Pool::parts(walk, parts, [&](int i) {
-            int at = (int)((long)total * i / parts), end = (int)((long)total * (i + 1) / parts);
-            for (int part = 0, before = 0; at < end; before += lengths[part++])
-                for (; at < std::min(end, before + lengths[part]); at++) {
-                    const int32_t *item = listed.get<int32_t>(0) + (size_t)bound(part) * rows + (at - before);
-                    if (at + 1 < std::min(end, before + lengths[part])) fetch_panel(m.head.segments[0], item[1] % all);
-                    int r = *item / all;
-                    decide(m, logits, r, *item % all, found[thread][r]);
-                }
-        });
+        Pool::parts(walk, parts, [&](int i) { list(m, logits, i); });
+        if (!in_vain()) Pool::parts(walk, parts, [&](int i) { walk_list(m, logits, i, found[thread]); });
     }
 
     // Once `choose` is over, on any thread: whether it was in vain, and all of the head has to be read.
     bool in_vain() const { return total > limit; }
 
-    // The same afterwards: false, or the tokens.
+    // The same afterwards: false, or the tokens.  What was in vain is tried again after a pause, a longer one each time.
     bool end(int32_t *ids) {
         if (in_vain()) {
             given_up++, pause = next_pause, next_pause = std::min(2 * next_pause, 4096);
@@ -159,37 +131,84 @@ private:
     std::vector<Buffer> buffers;                    // of a thread: a row, and the same in the order of the coarse head
     std::vector<std::vector<Choice>> rough, found;  // of a thread, for each row: by the coarse head, by the exact one
     std::vector<Choice> first;                      // of each row: what the exact head says where the coarse one is best
-    std::vector<float> reach;
-    Buffer listed;                                  // int32: row * panels + panel, each part of the panels from its own place on
+    std::vector<float> reach;                       // of each row
+    std::vector<int32_t> listed;                    // row * panels + panel; those of a part from bound(part) * rows on
     std::vector<int> lengths;                       // of each part
-    std::atomic<int> total{0};
-    int rows = 0, width = 0, limit = 0, pause = 0, next_pause = 1;     // the last two in steps
+    std::atomic<int> total{0};                      // of all parts
+    int rows = 0, panels = 0, parts = 0, limit = 0;
+    int pause = 0, next_pause = 1;                  // steps
 
-    template <class F> void prepare(const Shortlist &s, int inputs, int r, float *x, F f) {
-        float *ordered = x + width + GROUP;
+    int bound(int part) const { return (int)((int64_t)panels * part / parts); }
+    int padded() const { return few.width + rest.width + GROUP; }       // floats of a row, with room for whole groups
+
+    template <class F> void prepare(const Model &m, int r, float *x, F f) {
+        const Shortlist &s = *m.shortlist;
+        int inputs = m.head.inputs;
+        float *ordered = x + padded();
         f(r, x);
-        std::fill(x + inputs, x + width, 0.f), std::fill(ordered + inputs, ordered + width, 0.f);
+        std::fill(x + inputs, x + padded(), 0.f), std::fill(ordered + inputs, ordered + padded(), 0.f);
         for (int i = 0; i < inputs; i++) ordered[i] = x[s.order[i]];
         store_activation_row(x, exact, r);
         store_activation_row(ordered, few, r), store_activation_row(ordered + few.width, rest, r);
         reach[r] = reach_of(s, inputs, ordered, r);
-        if (!(reach[r] < 1e15f)) total = limit + 1;             // not finite, or logits might not be
+        if (!(reach[r] < 1e15f)) total = limit + 1;             // in vain: not finite, or logits might not be
     }
 
     float reach_of(const Shortlist &s, int inputs, const float *ordered, int r) const {
         double square[2] = {};
         for (int i = 0; i < inputs; i++) square[i >= few.width] += (double)ordered[i] * ordered[i];
         // An integer is at most half a step from what it stands for, and a little more where rounding was rounded.
-        double read = step_norm(exact.scale16, exact.groups, r) + step_norm(few.scale16, few.groups, r) + step_norm(rest.scale8, rest.groups, r);
+        double read = 0.51 * (steps(exact.scale16, exact.groups, r) + steps(few.scale16, few.groups, r) + steps(rest.scale8, rest.groups, r));
         // A sum of n products is off by less than n 2^-24 times the sum of their sizes.  With a group's offset apart, three
         // products a group, and their sizes add up to less than 20 |c| |x|.
         double rounding = (inputs + 60 * (few.groups + rest.groups) + 64) * 0x1p-24 * std::sqrt(square[0] + square[1]);
-        return (float)((std::sqrt(square[1]) + s.few_unit * std::sqrt(square[0]) + s.size_unit * (0.51 * read + rounding)) * 1.0001 + 1e-20);
+        double sum = std::sqrt(square[1]) + s.few_unit * std::sqrt(square[0]) + s.size_unit * (read + rounding);
+        return (float)(sum * 1.0001);               // up by more than float32 loses here and where it is multiplied
     }
-    static double step_norm(const float *scales, int groups, int r) {
+
+    // The norm of as many steps as there are inputs.  A group of nothing above 1e-30 is read as zeros.
+    static double steps(const float *scales, int groups, int r) {
         double square = 0;
-        for (int g = 0; scales && g < groups; g++) square += (double)scales[r * groups + g] * scales[r * groups + g];
+        for (int g = 0; scales && g < groups; g++) {
+            double step = std::max(scales[(size_t)r * groups + g], 2e-30f);     // in this order: a NaN stays
+            square += step * step;
+        }
         return std::sqrt(GROUP * square);
+    }
+
+    // All coarse logits of a part, and where they are best.
+    void estimate(const Model &m, float *logits, int part, std::vector<Choice> &best) const {
+        Out out = {logits, (size_t)m.vocab, false}, added = {logits, (size_t)m.vocab, true};
+        for (int p = bound(part), end = bound(part + 1); p < end; p += BLOCK) {
+            int last = std::min(end, p + BLOCK);
+            linear_part(m.shortlist->few, few, rows, out, p, last), linear_part(m.shortlist->rest, rest, rows, added, p, last);
+            for (int r = 0; r < rows; r++) note(m, logits, r, p, last, best[r]);
+        }
+    }
+
+    // The panels of a part that may hold the best token of a row.
+    void list(const Model &m, const float *logits, int part) {
+        int32_t *begin = listed.data() + (size_t)bound(part) * rows, *to = begin;
+        for (int r = 0; r < rows; r++)
+            for (int p = bound(part), end = bound(part + 1); p < end; p += BLOCK) {
+                int last = std::min(end, p + BLOCK);
+                if (!comes_up(m, logits, r, p, last)) continue;
+                for (int at = p; at < last; at++)
+                    if (comes_up(m, logits, r, at, at + 1)) *to++ = r * panels + at;
+            }
+        lengths[part] = (int)(to - begin), total += lengths[part];
+    }
+
+    // The share of this part in the lists of all, which may be of very different lengths.
+    void walk_list(const Model &m, float *logits, int part, std::vector<Choice> &best) const {
+        int at = (int)((int64_t)total * part / parts), end = (int)((int64_t)total * (part + 1) / parts);
+        for (int of = 0, before = 0; at < end; before += lengths[of++]) {
+            const int32_t *item = listed.data() + (size_t)bound(of) * rows + (at - before);
+            for (int last = std::min(end, before + lengths[of]); at < last; at++, item++) {
+                if (at + 1 < last) fetch_panel(m.head.segments[0], item[1] % panels);
+                decide(m, logits, *item / panels, *item % panels, best[*item / panels]);
+            }
+        }
     }
 
     // The columns of panels [p, last): whole(first of LANES), then single(column).
