@@ -1,6 +1,7 @@
 // One step of a Llama-like network in one call, and each of its operators by itself.
 #include "attention.hpp"
 #include "draw.hpp"
+#include "pool.hpp"
 #include "shortlist.hpp"
 #include "stream.hpp"
 #include <ctime>
@@ -174,6 +175,16 @@ public:
         });
     }
 
+    // The best token of each row, see shortlist.hpp; f(row, to) writes the inputs of a row.
+    template <class F> void choose(View v, const Model &m, float *logits, F f) {
+        Shortlister &s = shortlister;
+        Pool::rows(v.walk, s.num_rows(), [&](int r) { s.prepare(v.thread, r, m, f); });
+        Pool::parts(v.walk, s.num_parts(), [&](int i) { s.estimate(v.thread, i, m, logits); });
+        Pool::rows(v.walk, s.num_rows(), [&](int r) { s.decide_first(r, m, logits); });
+        Pool::parts(v.walk, s.num_parts(), [&](int i) { s.list(i, m, logits); });
+        Pool::parts(v.walk, s.num_parts(), [&](int i) { s.decide_listed(v.thread, i, m, logits); });
+    }
+
     // logits null: nobody wants them.  best: room for the best token of each row that samples, if they are all that is
     // wanted of the logits; true if that is where they are, and the logits nowhere.
     bool step(const Model &m, const Batch &b, float *logits, bool gives_way, int32_t *best) {
@@ -202,7 +213,7 @@ public:
                 linear(v, l.down, n, {x, (size_t)hidden, true}, gated(ff, m.ffn));
             }
             auto last = normed(x, b.logits_rows, hidden, m.norm, m.eps);
-            if (chosen) shortlister.choose(walk, thread, m, logits, last);
+            if (chosen) choose(v, m, logits, last);
             bool whole = logits && (!chosen || shortlister.in_vain());
             if (whole) linear(v, m.head, b.num_logits, {logits, (size_t)m.vocab, false}, last);
         });
