@@ -128,7 +128,8 @@ class NativeOps:
         return made
 
     def shortlist(self, model: abi.Model) -> NativeShortlist | None:
-        """What finds greedy tokens of ``model`` sooner than its head, where that pays and can be."""
+        """What finds greedy tokens of ``model`` sooner than its head, where that pays and can be.  Computes a step of
+        some tokens.  Raises MemoryError where there is no room for it."""
         head = model.head.segments[0]
         plain = model.head.num_segments == 1 and not head.bias and not model.head.int8_activations
         if not plain or not worth_it(head.format, head.outputs, head.inputs):

@@ -6,9 +6,10 @@ import ctypes
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import native_abi as abi
-from .batch import StepBatch
+from .batch import Ints, StepBatch
 from .native_weights import WeightRoom
 
 #: Formats of heads that a coarse one is smaller than.
@@ -23,23 +24,26 @@ def worth_it(kept_as: int, outputs: int, inputs: int) -> bool:
 
 
 def shortlist_bytes(library: Any, outputs: int, inputs: int) -> int:
-    """What it takes in memory."""
+    """What the coarse head of ``outputs`` by ``inputs`` takes in memory, its order and errors included."""
+    return sum(_part_bytes(library, outputs, inputs)) + 4 * (inputs + outputs)
+
+
+def _part_bytes(library: Any, outputs: int, inputs: int) -> tuple[int, int]:
+    """Of the few inputs, of the rest."""
     few: int = library.ms_segment_bytes(abi.Q8_HALF, outputs, FEW)
     rest: int = library.ms_segment_bytes(abi.Q4_HALF, outputs, inputs - FEW)
-    return few + rest + 4 * (inputs + outputs)
+    return few, rest
 
 
 class NativeShortlist:
-    """A coarse head; ``struct`` is what C++ sees of it."""
+    """A coarse head; ``struct`` is what C++ sees of it.  Not ``usable`` if the head has NaN or huge weights."""
 
-    def __init__(self, library: Any, engine: int, room: WeightRoom, head: abi.Segment, order: Any) -> None:
-        """``head``: packed, without a bias.  ``order``: its inputs, int32, those first that are kept in 8 bits."""
+    def __init__(self, library: Any, engine: int, room: WeightRoom, head: abi.Segment, order: Ints) -> None:
+        """``head``: packed in a format of ``LARGER``, no bias.  ``order``: its inputs, int32 ``[inputs]``, those first
+        that are kept in 8 bits."""
         outputs, inputs = head.outputs, head.inputs
         self._order = order
-        self._data = [
-            room.take(library.ms_segment_bytes(kept_as, outputs, width))
-            for kept_as, width in ((abi.Q8_HALF, FEW), (abi.Q4_HALF, inputs - FEW))
-        ]
+        self._data = [room.take(size) for size in _part_bytes(library, outputs, inputs)]
         few, rest = (part.ctypes.data for part in self._data)
         self._few = abi.Segment(few, None, abi.Q8_HALF, outputs, FEW, 0)
         self._rest = abi.Segment(rest, None, abi.Q4_HALF, outputs, inputs - FEW, 0)
@@ -74,6 +78,6 @@ def probe(vocab_size: int) -> StepBatch:
     return StepBatch(ids, nothing, nothing - 1, cuts, nothing, tables, np.zeros(0, np.int32), tokens, ())
 
 
-def order_of(energies: Any) -> Any:
-    """Inputs with the most energy first, int32; that of a NaN last."""
+def order_of(energies: NDArray[np.float64]) -> Ints:
+    """Inputs with the most energy (sum of squares) first, int32 ``[inputs]`` like ``energies``; that of a NaN last."""
     return np.ascontiguousarray(np.argsort(-np.nan_to_num(energies, nan=-1.0), kind="stable"), np.int32)

@@ -27,6 +27,7 @@ Rows = TypeVar("Rows", np.float32, np.int32)
 
 #: What the rotary frequencies are divided by: the way Llama 3's scaling is stored.
 _DIVISORS = "rope_freqs.weight"
+#: Types whose bytes are numbers of NumPy.
 _PLAIN: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16}
 #: GGUF name -> canonical name; those of a layer follow ``blk.N.`` and ``model.layers.N.``.
 _TOP = {
@@ -67,7 +68,7 @@ def model_name(path: Path) -> str:
 def _numbers(tensor: GgufTensor) -> NDArray[np.float32]:
     """Its values, float32."""
     if tensor.type.name in _PLAIN:  # the native kernels read nothing else so: the import is a tenth of a second
-        return tensor.data.view(_PLAIN[tensor.type.name]).astype(np.float32)
+        return tensor.data.view(_PLAIN[tensor.type.name]).astype(np.float32, copy=False)
     import gguf
 
     return np.asarray(gguf.dequantize(tensor.data, gguf.GGMLQuantizationType(tensor.type.number)), np.float32)

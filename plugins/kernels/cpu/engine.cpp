@@ -266,10 +266,11 @@ public:
 
     // Sums over all tokens of the squares of what the head would read of them, [hidden], behind the last step.
     void energies(const Model &m, const Batch &b, double *to) {
-        std::vector<float> row(rounded_up(m.hidden, GROUP) + GROUP);
+        std::vector<float> row(rounded_up(m.hidden, LANES));
+        const float *x = hidden_buffer.get<float>(0);
         std::fill(to, to + m.hidden, 0);
         for (int t = 0; t < b.num_tokens; t++) {
-            normed(hidden_buffer.get<float>(0), nullptr, m.hidden, m.norm, m.eps)(t, row.data());
+            rms_norm_row(x + (size_t)t * m.hidden, m.norm, m.hidden, m.eps, row.data());
             for (int i = 0; i < m.hidden; i++) to[i] += (double)row[i] * row[i];
         }
     }
